@@ -1,0 +1,104 @@
+# Everything a contributor types. Needs make and a Python of 3.11 or newer, nothing else.
+#
+# All paths are relative, so that a checkout may live in a folder with spaces in its name, and only features
+# of GNU make 3.81 are used, which is what macOS ships.
+
+# Which Python makes the virtual environment; empty = the first suitable one found.
+PYTHON ?=
+# Handed on to the command that the target runs: make run ARGS="--port 9000"
+ARGS :=
+# Processes that share the test suite; 0 runs it in this one.
+TEST_PROCESSES ?= 2
+
+VENV_PYTHON := .venv/bin/python
+PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check --quiet
+COMPILE_LOCK := $(VENV_PYTHON) -m uv pip compile pyproject.toml --universal --python-version 3.11 \
+	--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet
+
+.DEFAULT_GOAL := help
+# Targets share one environment: two installs into it at once would spoil it.
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help setup run test lint format openapi bench bench-growth lock clean
+
+help: ## List the targets
+	@echo "Usage: make <target> [ARGS=\"…\"]"
+	@sed -n 's/^\([a-z][a-z-]*\):.*## \(.*\)$$/\1|\2/p' Makefile \
+		| while IFS='|' read -r target text; do printf '  %-12s %s\n' "$$target" "$$text"; done
+
+setup: .venv/.ready-dev ## Make .venv with everything needed to work on the project
+	@echo "Ready: .venv has the server, its tests and its tools. Next: make run, make test."
+
+run: .venv/.ready ## Serve on this machine, with a PostgreSQL of its own in ./.foreman
+	@exec .venv/bin/foreman serve $(ARGS)
+
+test: .venv/.ready-dev ## Run the tests (ARGS="-k word", TEST_PROCESSES=2)
+	@$(VENV_PYTHON) -m pytest -n $(TEST_PROCESSES) $(ARGS)
+
+lint: .venv/.ready-dev ## Check style, format, types and the direction of imports
+	@$(VENV_PYTHON) -m ruff check .
+	@$(VENV_PYTHON) -m ruff format --check .
+	@$(VENV_PYTHON) -m mypy
+	@.venv/bin/lint-imports --no-logo
+
+format: .venv/.ready-dev ## Format the code and mend what can be mended safely
+	@$(VENV_PYTHON) -m ruff check --fix .
+	@$(VENV_PYTHON) -m ruff format .
+
+openapi: .venv/.ready ## Write openapi/openapi.json from the code
+	@$(VENV_PYTHON) -m app.openapi
+
+bench: .venv/.ready ## Measure against a bare server and other queues, as ratios
+	@$(VENV_PYTHON) -m benchmarks $(ARGS)
+
+bench-growth: .venv/.ready ## Do claims get slower with 10 million finished jobs? (ARGS="--quick")
+	@$(VENV_PYTHON) -m benchmarks.growth $(ARGS)
+
+lock: .venv/.ready-dev ## Bring the lock files up to pyproject.toml (ARGS=--upgrade for newest versions)
+	@$(COMPILE_LOCK) $(ARGS) --group build -o requirements.lock
+	@$(COMPILE_LOCK) $(ARGS) --group build --group dev -o requirements-dev.lock
+
+clean: ## Remove environments, caches and builds; the data in ./.foreman stays
+	@rm -rf .venv benchmarks/.venvs dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+		.import_linter_cache
+	@find . -name __pycache__ -type d -not -path './.foreman/*' -prune -exec rm -rf {} +
+
+# --- the environment ---------------------------------------------------------------------------------------
+# Two stamps say what .venv holds; each is renewed when its lock or pyproject.toml is newer. Versions are equal
+# in both lock files, so whoever has the tools has the server too.
+
+.venv/.ready: .venv/pyvenv.cfg requirements.lock pyproject.toml
+	@echo "Installing the server into .venv (a minute, the first time) …"
+	@$(PIP) install --require-hashes -r requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch $@
+
+.venv/.ready-dev: .venv/pyvenv.cfg requirements-dev.lock pyproject.toml
+	@echo "Installing the server and its tools into .venv (a minute, the first time) …"
+	@$(PIP) install --require-hashes -r requirements-dev.lock
+	@$(PIP) install --no-deps --no-build-isolation -e .
+	@touch .venv/.ready $@
+
+# The scripts in an environment name its folder: one that came from another place (a moved or copied checkout),
+# or whose Python is gone or too old, is made anew.
+# (HASH, because make 3.81 and 4.3 disagree on how a number sign is written inside a function.)
+HASH := \#
+SUITABLE := import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))
+VENV_IS_OURS := $(shell .venv/bin/python -c '$(SUITABLE)' 2>/dev/null \
+	&& here="$$(pwd -P)/.venv/bin/" \
+	&& head -n 3 .venv/bin/pip | grep -q -F -e "$(HASH)!$$here" -e " $$here" -e "\"$$here" && echo yes)
+ifneq ($(VENV_IS_OURS),yes)
+.PHONY: .venv/pyvenv.cfg
+endif
+
+.venv/pyvenv.cfg:
+	@found=; for python in $(if $(PYTHON),"$(PYTHON)",python3.13 python3.12 python3.11 python3); do \
+		if "$$python" -c '$(SUITABLE)' 2>/dev/null; then found="$$python"; break; fi; \
+	done; \
+	if [ -z "$$found" ]; then \
+		echo "Foreman needs Python 3.11 or newer with its venv module$(if $(PYTHON),; $(PYTHON) is not that)." >&2; \
+		echo "Install one (Debian, Ubuntu: apt install python3 python3-venv) or name it: make PYTHON=/path/to/python3" >&2; \
+		exit 1; \
+	fi; \
+	echo "Making .venv with $$("$$found" --version) …"; \
+	rm -rf .venv && "$$found" -m venv .venv

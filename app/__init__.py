@@ -1,0 +1,3 @@
+"""Foreman: a durable job server that speaks HTTP."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,18 @@
+"""Browser clients: who may call from another origin. Nobody, unless FOREMAN_CORS_ORIGINS says so."""
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+
+def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
+    allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
+    if not allowed:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=allowed,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["X-Foreman-Job-Id", "X-Request-Id", "Location", "ETag", "Retry-After"],
+        max_age=600,
+    )

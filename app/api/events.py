@@ -1,0 +1,190 @@
+"""The event log of a job over HTTP: read, wait, follow as server-sent events, post."""
+
+import time
+from dataclasses import replace
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.api import describe_events as describe
+from app.api.direct import direct_router, json_response, read_body
+from app.api.headers import query_wait
+from app.api.house import House, house_of, tenant_of
+from app.api.jobs import job_id_of
+from app.api.lines import Line, is_stream, open_line
+from app.api.render import dump
+from app.errors import JobTerminal, NotFound, Unavailable
+from app.events.hub import Watch
+from app.events.sse import COMMENT, event_json, page_frames
+from app.jobs import verbatim
+from app.jobs.event_types import as_event_type, parse_types
+from app.jobs.states import TERMINAL
+from app.jobs.submission import explain, invalid
+from app.store.events import NewEvent, Page, Want
+
+router = direct_router("events")
+
+MAX_SEQ = 2**31 - 1
+MAX_PAYLOAD_BYTES = 64 * 1024
+PAGE_ROWS = 1000
+PAGE_BYTES = 1024 * 1024
+EVENT_STREAM = "text/event-stream"
+# How long a stream waits before it asks a database that is away once more.
+AWAY_SECONDS = 1.0
+
+
+@router.get("/jobs/{job_id}/events", **describe.READ)
+async def read(request: Request) -> ASGIApp:
+    house = house_of(request)
+    check_query(request, frozenset({"after", "types", "wait"}))
+    types = parse_types(request.query_params.get("types"))
+    wait = query_wait(request)
+    if wants_stream(request):
+        after, resumes = stream_cursor(request)
+        return EventStream(house, Want(job_id_of(request), after, types), tenant_of(request), resumes=resumes)
+    want = Want(job_id_of(request), parse_after(request), types, PAGE_ROWS, PAGE_BYTES)
+    page = await _wait_for_events(house, want, tenant_of(request), wait)
+    events = b",".join([event_json(event) for event in page.events])
+    return json_response(b'{"events":[%b],"next_after":%d}' % (events, page.next_after))
+
+
+async def _wait_for_events(house: House, want: Want, tenant: str, seconds: float) -> Page:
+    """The next page as soon as there is one, or an empty one when the time is over or nothing can come."""
+    ends = time.monotonic() + seconds
+    with house.hub.watch(want.job_id) as watch:
+        while True:
+            page = visible(await house.hub.log.read(want), want, tenant)
+            left = ends - time.monotonic()
+            if page.events or page.state in TERMINAL or left <= 0 or house.hub.closing:
+                return page
+            want = replace(want, after=page.next_after)
+            await watch.changed(page.seq, left)
+
+
+def visible(page: Page | None, want: Want, tenant: str) -> Page:
+    if page is None or page.tenant != tenant:
+        raise NotFound("There is no such job.")
+    if want.after > page.seq:
+        raise invalid("after", f"lies beyond the end of the log, which is at {page.seq}")
+    return page
+
+
+class EventStream:
+    """The log as server-sent events: all of it after the cursor, then live, until the job has ended."""
+
+    def __init__(self, house: House, want: Want, tenant: str, *, resumes: bool) -> None:
+        self._house = house
+        self._want = want
+        self._tenant = tenant
+        self._resumes = resumes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_stream(scope)
+        hub, lines = self._house.hub, self._house.lines
+        with lines.line("events"), hub.watch(self._want.job_id) as watch:
+            page = visible(await hub.log.read(self._want), self._want, self._tenant)
+            if self._resumes and page.state in TERMINAL and page.is_last and not page.events:
+                # The standard's way to tell a browser not to come back.
+                await Response(status_code=204)(scope, receive, send)
+                return
+            async with open_line(receive, send, EVENT_STREAM, watch.ring) as line:
+                await self._follow(line, watch, page)
+
+    async def _follow(self, line: Line, watch: Watch, page: Page) -> None:
+        hub, lines = self._house.hub, self._house.lines
+        quiet = lines.first_quiet()
+        while True:
+            if page.events:
+                await line.say(page_frames(page))
+            if page.is_last:
+                # By the state, not by the event: a revived job's log goes on behind its `failed`.
+                if page.state in TERMINAL or hub.closing:
+                    return
+                # Silence needs no look at the log: whatever happens to the job, the watch is rung.
+                while not await watch.changed(page.seq, quiet):
+                    await line.say(COMMENT)
+                    quiet = lines.keep_alive_seconds
+            if line.gone:
+                return
+            following = await self._next(line, watch, page)
+            if following is None:
+                return
+            page = following
+
+    async def _next(self, line: Line, watch: Watch, page: Page) -> Page | None:
+        """The following page; None when the job was deleted, or the reader or the server is leaving."""
+        want = replace(self._want, after=page.next_after)
+        while True:
+            try:
+                return await self._house.hub.log.read(want)
+            except Unavailable:
+                # The reader keeps its place; there is no reason to send it away.
+                await watch.changed(page.seq, AWAY_SECONDS)
+                if line.gone or self._house.hub.closing:
+                    return None
+                await line.say(COMMENT)
+
+
+def wants_stream(request: Request) -> bool:
+    return EVENT_STREAM in request.headers.get("accept", "").lower()
+
+
+def stream_cursor(request: Request) -> tuple[int, bool]:
+    """Where to begin, and whether this is a reconnect: Last-Event-ID is newer than the `after` of the URL."""
+    given = request.headers.get("last-event-id")
+    if given is None:
+        return parse_after(request), False
+    return _seq("Last-Event-ID", given), True
+
+
+def parse_after(request: Request) -> int:
+    given = request.query_params.get("after")
+    return 0 if given is None else _seq("after", given)
+
+
+def _seq(field: str, given: str) -> int:
+    if not given.isascii() or not given.isdigit() or len(given) > 10 or int(given) > MAX_SEQ:
+        raise invalid(field, "must be the seq of an event, or 0")
+    return int(given)
+
+
+def check_query(request: Request, known: frozenset[str]) -> None:
+    for name in request.query_params:
+        if name not in known:
+            raise invalid(name, f"is not known here; there are {', '.join(sorted(known))}")
+
+
+class PostedEvent(msgspec.Struct):
+    type: str
+    payload: msgspec.Raw = msgspec.Raw(b"null")
+
+
+@router.post("/jobs/{job_id}/events", status_code=201, **describe.POST)
+async def post(request: Request) -> Response:
+    house = house_of(request)
+    job_id = job_id_of(request)
+    type_, payload = _parse_post(await read_body(request), house.settings.max_json_depth)
+    page = await house.hub.log.read(Want(job_id, MAX_SEQ, (type_,)))
+    if page is None or page.tenant != tenant_of(request):
+        raise NotFound("There is no such job.")
+    appended = await house.scribe.append(NewEvent(job_id, type_, payload))
+    if appended is None:
+        raise JobTerminal("The job has already ended: nobody would read this event.")
+    return json_response(dump({"seq": appended.seq, "at": appended.at}), 201)
+
+
+def _parse_post(body: bytes, max_depth: int) -> tuple[str, str | None]:
+    parts = verbatim.members(body, max_depth)
+    unknown = sorted(parts.keys() - {"type", "payload"})
+    if unknown:
+        raise invalid(unknown[0], "is not a known field")
+    try:
+        posted = msgspec.json.decode(body, type=PostedEvent)
+    except msgspec.ValidationError as problem:
+        raise explain(parts, PostedEvent) from problem
+    payload = bytes(posted.payload)
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise invalid("payload", f"may have at most {MAX_PAYLOAD_BYTES} bytes")
+    return as_event_type(posted.type), None if payload == b"null" else payload.decode()

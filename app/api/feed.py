@@ -1,0 +1,123 @@
+"""The events of all jobs, for operators: read on from a place, or follow as server-sent events."""
+
+import re
+import time
+
+import asyncpg
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.api import describe_events as describe
+from app.api.direct import direct_router, json_response
+from app.api.events import AWAY_SECONDS, EVENT_STREAM, check_query, wants_stream
+from app.api.headers import query_wait
+from app.api.house import House, house_of, tenant_of
+from app.api.lines import Line, is_stream, open_line
+from app.errors import Unavailable
+from app.events.bulletin import BulletinReader
+from app.events.sse import COMMENT, event_json, frame
+from app.jobs.event_types import parse_types
+from app.jobs.submission import invalid
+from app.store.announcements import Place
+
+router = direct_router("operators")
+
+_PLACE = re.compile(r"([0-9]{1,18})\.([0-9]{1,9})\Z")
+
+
+class Wanted:
+    """Which events of the feed a reader wants."""
+
+    def __init__(self, request: Request) -> None:
+        query = request.query_params
+        named = [*query.getlist("types"), *query.getlist("type")]
+        self._types = parse_types(",".join(named) if named else None)
+        self._queues = frozenset(query.getlist("queue"))
+        self._tenant = tenant_of(request)
+
+    def __call__(self, event: asyncpg.Record) -> bool:
+        return (
+            event["tenant"] == self._tenant
+            and (self._types is None or event["type"] in self._types)
+            and (not self._queues or event["queue"] in self._queues)
+        )
+
+
+@router.get("/events", **describe.FEED)
+async def feed(request: Request) -> ASGIApp:
+    house = house_of(request)
+    check_query(request, frozenset({"after", "queue", "type", "types", "wait"}))
+    wanted = Wanted(request)
+    wait = query_wait(request)
+    streams = wants_stream(request)
+    given = (request.headers.get("last-event-id") if streams else None) or request.query_params.get("after")
+    place = await house.bulletin.newest() if given is None else _place(given)
+    reader = BulletinReader(house.bulletin, place)
+    if streams:
+        return FeedStream(house, reader, wanted)
+    events = await _read(house, reader, wanted, wait)
+    documents = b",".join([_json(event) for event in events])
+    return json_response(b'{"events":[%b],"next_after":"%b"}' % (documents, _text(reader.place).encode()))
+
+
+async def _read(house: House, reader: BulletinReader, wanted: Wanted, seconds: float) -> list[asyncpg.Record]:
+    ends = time.monotonic() + seconds
+    with house.hub.any_change(reader.alarm.ring):
+        while True:
+            left = ends - time.monotonic()
+            found = await reader.next(max(0.0, left))
+            events = [event for event in found.events if wanted(event)] if found else []
+            if events or (found is None and (left <= 0 or house.hub.closing)):
+                return events
+
+
+class FeedStream:
+    """The feed as server-sent events, for as long as the reader stays."""
+
+    def __init__(self, house: House, reader: BulletinReader, wanted: Wanted) -> None:
+        self._house = house
+        self._reader = reader
+        self._wanted = wanted
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_stream(scope)
+        alarm = self._reader.alarm
+        with self._house.lines.line("feed"), self._house.hub.any_change(alarm.ring):
+            async with open_line(receive, send, EVENT_STREAM, alarm.ring) as line:
+                await self._follow(line)
+
+    async def _follow(self, line: Line) -> None:
+        spoke = time.monotonic()
+        keep_alive = self._house.lines.keep_alive_seconds
+        while not line.gone and not self._house.hub.closing:
+            try:
+                found = await self._reader.next(keep_alive)
+            except Unavailable:
+                found = None
+                await self._reader.alarm.wait(AWAY_SECONDS)
+            frames = [_frame(event) for event in found.events if self._wanted(event)] if found else []
+            if not frames and time.monotonic() - spoke >= keep_alive:
+                frames = [COMMENT]
+            if frames:
+                await line.say(b"".join(frames))
+                spoke = time.monotonic()
+
+
+def _frame(event: asyncpg.Record) -> bytes:
+    return frame(_text(Place(event["xid"], event["position"])), event["type"], _json(event))
+
+
+def _json(event: asyncpg.Record) -> bytes:
+    more = {"truncated": True} if event["data_is_cut"] else {}
+    return event_json(event, job_id=event["job_id"], queue=event["queue"], **more)
+
+
+def _text(place: Place) -> str:
+    return f"{place.xid}.{place.position}"
+
+
+def _place(given: str) -> Place:
+    found = _PLACE.match(given)
+    if found is None:
+        raise invalid("after", "must be a next_after or an id of this feed")
+    return Place(int(found[1]), int(found[2]))

@@ -1,0 +1,106 @@
+"""Lines: the long answers that this process is giving. How many there may be, and how one is held open.
+
+A line costs its own request's task, one that waits for the caller to hang up, and a timer: nothing else while
+nothing happens. A reader that does not read is hung up on by the server's protocol (app/api/protocol.py).
+"""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+from starlette.types import Receive, Scope, Send
+
+from app.errors import RateLimited
+from app.telemetry import STREAMS, STREAMS_REFUSED
+
+RETRY_AFTER_SECONDS = 5.0
+
+HEADERS = [
+    (b"cache-control", b"no-store"),
+    # nginx would otherwise hold the stream back until its buffer is full.
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Lines:
+    """Counts the open lines."""
+
+    def __init__(self, limit: int, keep_alive_seconds: float) -> None:
+        self._limit = limit
+        self._open = 0
+        self.keep_alive_seconds = keep_alive_seconds
+
+    @contextlib.contextmanager
+    def line(self, of: str) -> Iterator[None]:
+        """A place for one; raises RateLimited when all are taken."""
+        if self._open >= self._limit:
+            STREAMS_REFUSED.inc()
+            raise RateLimited(
+                f"This server already serves {self._limit} streams.", retry_after=RETRY_AFTER_SECONDS
+            )
+        self._open += 1
+        gauge = STREAMS.labels(of)
+        gauge.inc()
+        try:
+            yield
+        finally:
+            self._open -= 1
+            gauge.dec()
+
+    def first_quiet(self) -> float:
+        """Streams that began together shall not keep themselves alive in step."""
+        return self.keep_alive_seconds * random.uniform(0.5, 1.0)
+
+
+def is_stream(scope: Scope) -> None:
+    """How long a stream lasts says nothing about how long requests take."""
+    scope["state"]["stream"] = True
+
+
+class Line:
+    """One open answer: `say` what there is, `gone` once the caller has hung up."""
+
+    def __init__(self, send: Send, hanging_up: "asyncio.Future[None]") -> None:
+        self._send = send
+        self._hanging_up = hanging_up
+
+    @property
+    def gone(self) -> bool:
+        return self._hanging_up.done()
+
+    async def say(self, body: bytes) -> None:
+        """Waits while the reader is behind."""
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+@contextlib.asynccontextmanager
+async def open_line(
+    receive: Receive,
+    send: Send,
+    media_type: str,
+    on_hang_up: Callable[[], None],
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> AsyncIterator[Line]:
+    """Begin an answer of unknown length; it is complete when the block is left without an error."""
+    hanging_up = asyncio.ensure_future(_hang_up(receive))
+    hanging_up.add_done_callback(lambda _: on_hang_up())
+    try:
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-type", media_type.encode()), *HEADERS, *headers],
+            }
+        )
+        line = Line(send, hanging_up)
+        yield line
+        if not line.gone:
+            await send({"type": "http.response.body", "body": b""})
+    finally:
+        hanging_up.cancel()
+
+
+async def _hang_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

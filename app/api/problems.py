@@ -1,0 +1,84 @@
+"""Errors as RFC 9457 problem documents: one shape for ours, the framework's and the unforeseen.
+
+On the paths of the synchronous surfaces the same errors wear the shape that their clients know.
+"""
+
+import math
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api import surfaces
+from app.errors import (
+    Forbidden,
+    ForemanError,
+    InvalidRequest,
+    MethodNotAllowed,
+    NotFound,
+    PayloadTooLarge,
+    Unauthorized,
+    Unparsable,
+)
+
+MEDIA_TYPE = "application/problem+json"
+
+_BY_STATUS: dict[int, type[ForemanError]] = {
+    400: Unparsable,
+    401: Unauthorized,
+    403: Forbidden,
+    404: NotFound,
+    405: MethodNotAllowed,
+    422: InvalidRequest,
+}
+
+
+def problem_body(error: ForemanError) -> bytes:
+    document: dict[str, Any] = {
+        "type": f"urn:foreman:problem:{error.code}",
+        "title": error.title,
+        "status": error.status,
+        "code": error.code,
+        "detail": error.detail,
+        **error.extra,
+    }
+    return orjson.dumps(document, default=str)
+
+
+def problem_headers(error: ForemanError) -> dict[str, str]:
+    headers = {}
+    if error.retry_after is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
+    if isinstance(error, PayloadTooLarge):
+        # The rest of the body is not going to be read.
+        headers["connection"] = "close"
+    return headers
+
+
+def problem_response(error: ForemanError) -> Response:
+    return Response(problem_body(error), error.status, problem_headers(error), media_type=MEDIA_TYPE)
+
+
+def error_response(path: str, error: ForemanError) -> Response:
+    """What a request to this path is answered."""
+    dialect = surfaces.of_path(path)
+    return problem_response(error) if dialect is None else surfaces.refusal(dialect, error)
+
+
+async def handle_foreman_error(request: Request, error: Exception) -> Response:
+    return error_response(request.scope["path"], error if isinstance(error, ForemanError) else ForemanError())
+
+
+async def handle_http_exception(request: Request, error: Exception) -> Response:
+    """The framework's own refusals: unknown path, wrong method."""
+    known = _BY_STATUS.get(int(getattr(error, "status_code", 500)), ForemanError)
+    response = error_response(request.scope["path"], known())
+    allow = (getattr(error, "headers", None) or {}).get("Allow")
+    if allow:
+        response.headers["allow"] = allow
+    return response
+
+
+async def handle_bug(request: Request, _error: Exception) -> Response:
+    return error_response(request.scope["path"], ForemanError())

@@ -1,0 +1,142 @@
+"""Attach: a job's token stream, from the start or from where it was dropped, on any replica."""
+
+import contextlib
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import asyncpg
+import orjson
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from app.api import describe_events as describe
+from app.api.direct import direct_router
+from app.api.events import EVENT_STREAM, check_query, wants_stream
+from app.api.house import House, house_of, tenant_of
+from app.api.jobs import job_id_of
+from app.api.lines import Line, is_stream, open_line
+from app.errors import ForemanError, NotFound, Unavailable
+from app.events.follow import Ended, Follower, Output, Quiet, Restarted
+from app.events.frames import GONE, RESTARTED, Frames
+from app.events.sse import COMMENT, DONE, frame
+from app.jobs.submission import invalid
+from app.store.read import get_job
+
+router = direct_router("events")
+
+NDJSON = "application/x-ndjson"
+_ID = re.compile(r"([0-9]{1,9})\.([0-9]{1,12})\Z")
+
+
+@router.get("/jobs/{job_id}/stream", **describe.STREAM)
+async def stream(request: Request) -> ASGIApp:
+    house = house_of(request)
+    check_query(request, frozenset({"dialect"}))
+    dialect = request.query_params.get("dialect", "ollama")
+    if dialect not in {"ollama", "openai"}:
+        raise invalid("dialect", "must be ollama or openai")
+    tenant = tenant_of(request)
+    job = await get_job(house.database, job_id_of(request), tenant)
+    if job is None:
+        raise NotFound("There is no such job.")
+    if job["kind"] not in {"chat", "generate"}:
+        raise invalid("job_id", f"a job of kind {job['kind']} has no tokens to stream; read its events")
+    follower = Follower(house.database, house.hub, house.feed, job["id"], tenant)
+    resumed = request.headers.get("last-event-id")
+    if resumed is not None:
+        await follower.resume(*_place(resumed))
+    if dialect == "openai":
+        return TokenStream(house, job["id"], follower, OpenAIVoice(job))
+    return TokenStream(house, job["id"], follower, OllamaVoice(job, sse=wants_stream(request)))
+
+
+def _place(given: str) -> tuple[int, int]:
+    found = _ID.match(given)
+    if found is None:
+        raise invalid("Last-Event-ID", "must be an id of this stream")
+    return int(found[1]), int(found[2])
+
+
+class Voice:
+    """How one reader is spoken to: frames, their ids where the framing has them, and the silence between."""
+
+    def __init__(self, frames: Frames, *, sse: bool) -> None:
+        self.frames = frames
+        self.sse = sse
+        self.id: str | None = None
+
+    def at(self, run: int, position: int) -> None:
+        self.id = f"{run}.{position}"
+
+    def render(self, frames: Iterable[dict[str, Any]]) -> bytes:
+        bodies = [orjson.dumps(each, option=orjson.OPT_UTC_Z) for each in frames]
+        if self.sse:
+            return b"".join([frame(self.id, None, body) for body in bodies])
+        return b"".join([body + b"\n" for body in bodies])
+
+    def silence(self) -> bytes:
+        return COMMENT if self.sse else self.render([self.frames.silence()])
+
+    def ended(self, job: asyncpg.Record) -> bytes:
+        return self.render(self.frames.ended(job))
+
+
+class OllamaVoice(Voice):
+    def __init__(self, job: asyncpg.Record, *, sse: bool) -> None:
+        super().__init__(Frames(job, "ollama"), sse=sse)
+
+
+class OpenAIVoice(Voice):
+    def __init__(self, job: asyncpg.Record) -> None:
+        super().__init__(Frames(job, "openai"), sse=True)
+
+    def ended(self, job: asyncpg.Record) -> bytes:
+        frames = self.frames.ended(job)
+        # An error is the end by itself; `[DONE]` behind it would say that all went well.
+        return self.render(frames) + (b"" if any("error" in each for each in frames) else DONE)
+
+
+class TokenStream:
+    """What the job says, and exactly one frame that tells how it ended."""
+
+    def __init__(self, house: House, job_id: str, follower: Follower, voice: Voice) -> None:
+        self._house = house
+        self._job_id = job_id
+        self._follower = follower
+        self._voice = voice
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_stream(scope)
+        media_type = EVENT_STREAM if self._voice.sse else NDJSON
+        headers = [(b"x-foreman-job-id", self._job_id.encode())]
+        with self._house.lines.line("tokens"):
+            async with open_line(receive, send, media_type, self._follower.abandon, headers) as line:
+                try:
+                    await self._relay(line)
+                except (NotFound, Unavailable) as problem:
+                    await line.say(self._error(problem))
+
+    async def _relay(self, line: Line) -> None:
+        voice = self._voice
+        quiet = self._house.lines.keep_alive_seconds
+        async with contextlib.aclosing(self._follower.follow(quiet)) as following:
+            async for each in following:
+                match each:
+                    case Output(run, position, part):
+                        voice.at(run, position)
+                        said = voice.render(voice.frames.part(part))
+                    case Quiet():
+                        said = voice.silence()
+                    case Restarted():
+                        said = voice.render(voice.frames.error(RESTARTED))
+                    case Ended(job):
+                        said = voice.ended(job)
+                if said:
+                    await line.say(said)
+                if line.gone:
+                    return
+
+    def _error(self, problem: ForemanError) -> bytes:
+        message = GONE if isinstance(problem, NotFound) else problem.detail
+        return self._voice.render(self._voice.frames.error(message))

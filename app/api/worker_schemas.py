@@ -1,0 +1,187 @@
+"""What workers send: one struct per verb, decoded once and mapped to one store verb."""
+
+import hashlib
+import random
+from typing import Annotated, Any
+
+import msgspec
+import orjson
+from msgspec import Meta
+
+from app.errors import InvalidRequest
+from app.jobs import verbatim
+from app.jobs.retry import defer_delay, jitter
+from app.jobs.states import Verb
+from app.jobs.submission import NO_NUL, Name, Seconds, explain, invalid
+from app.jobs.verbatim import Members
+from app.store.settle import Settlement
+
+# PostgreSQL keeps no NUL characters, neither in text nor in JSON.
+Text = Annotated[str, Meta(max_length=10_000, pattern=NO_NUL)]
+Token = Annotated[str, Meta(min_length=1, max_length=200, pattern=NO_NUL)]
+Reason = Annotated[str, Meta(max_length=500, pattern=NO_NUL)]
+
+
+class ClaimRequest(msgspec.Struct, forbid_unknown_fields=True):
+    worker: Annotated[str, Meta(min_length=1, max_length=200, pattern=NO_NUL)]
+    queues: Annotated[list[Name], Meta(min_length=1, max_length=100)] = msgspec.field(
+        default_factory=lambda: ["default"]
+    )
+    kinds: Annotated[list[Name], Meta(min_length=1, max_length=100)] | None = None
+    limit: Annotated[int, Meta(ge=1, le=1000)] = 1
+    lease_seconds: Annotated[float, Meta(ge=0.05, le=86_400)] | None = None
+    wait_seconds: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    concurrency: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    version: Annotated[str, Meta(max_length=200, pattern=NO_NUL)] | None = None
+
+
+class _Settling(msgspec.Struct, forbid_unknown_fields=True):
+    lease_token: Token
+
+
+class StartRequest(_Settling):
+    pass
+
+
+class HeartbeatRequest(_Settling):
+    lease_seconds: Annotated[float, Meta(ge=0.05, le=86_400)] | None = None
+
+
+class CompleteRequest(_Settling):
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    usage: dict[str, Any] | None = None
+
+
+class ErrorBody(msgspec.Struct, forbid_unknown_fields=True):
+    code: Annotated[str, Meta(min_length=1, max_length=200, pattern=NO_NUL)] = "failed"
+    message: Text = ""
+
+
+class FailRequest(_Settling):
+    error: ErrorBody = msgspec.field(default_factory=ErrorBody)
+    retryable: bool = False
+    retry_in_seconds: Seconds | None = None
+
+
+class ReleaseRequest(_Settling):
+    delay_seconds: Seconds | None = None
+    reason: Reason | None = None
+
+
+class DeferRequest(ReleaseRequest):
+    pass
+
+
+class ProgressRequest(_Settling):
+    step: Annotated[str, Meta(max_length=500, pattern=NO_NUL)] | None = None
+    message: Text | None = None
+    current: Annotated[float, Meta(ge=0, le=1e15)] | None = None
+    total: Annotated[float, Meta(ge=0, le=1e15)] | None = None
+    fraction: Annotated[float, Meta(ge=0, le=1)] | None = None
+
+    def document(self) -> dict[str, Any]:
+        fraction = self.fraction
+        if fraction is None and self.current is not None and self.total:
+            fraction = min(1.0, self.current / self.total)
+        whole = {"current": _plain(self.current), "total": _plain(self.total)}
+        return {"step": self.step, "message": self.message, **whole, "fraction": fraction}
+
+
+class LogEntry(msgspec.Struct, forbid_unknown_fields=True):
+    message: Text
+    level: Annotated[str, Meta(pattern=r"^(info|warn|error)\Z")] = "info"
+    at: Annotated[str, Meta(max_length=64, pattern=NO_NUL)] | None = None
+
+
+class LogsRequest(_Settling):
+    entries: Annotated[list[LogEntry], Meta(min_length=1, max_length=1000)]
+
+
+SHAPES: dict[str, type[_Settling]] = {
+    "start": StartRequest,
+    "heartbeat": HeartbeatRequest,
+    "progress": ProgressRequest,
+    "logs": LogsRequest,
+    "complete": CompleteRequest,
+    "fail": FailRequest,
+    "release": ReleaseRequest,
+    "defer": DeferRequest,
+}
+BULK_VERBS = frozenset(SHAPES) - {"logs"}
+
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {
+    shape: msgspec.json.Decoder(shape) for shape in [ClaimRequest, *SHAPES.values()]
+}
+
+
+def decode(body: bytes, shape: type[msgspec.Struct], max_depth: int) -> Any:
+    """The body as this shape; a clear 422 that names the fields otherwise."""
+    parts = verbatim.members(body, max_depth)
+    try:
+        return _decoders[shape].decode(body)
+    except msgspec.ValidationError as problem:
+        raise _explain(parts, shape) from problem
+
+
+def _explain(parts: Members, shape: type[msgspec.Struct]) -> InvalidRequest:
+    unknown = sorted(parts.keys() - set(shape.__struct_fields__))
+    return invalid(unknown[0], "is not a known field") if unknown else explain(parts, shape)
+
+
+def fingerprint(verb: str, body: bytes) -> str:
+    return hashlib.sha256(verb.encode() + b"\0" + body).hexdigest()
+
+
+def as_settlement(job_id: str, request: _Settling, body: bytes) -> Settlement:
+    """Each request that settles is exactly one verb of the store."""
+    token = request.lease_token
+    match request:
+        case CompleteRequest(result=result, usage=usage):
+            return Settlement(
+                job_id,
+                token,
+                Verb.COMPLETE,
+                result=bytes(result).decode(),
+                usage=orjson.dumps(usage).decode() if usage else None,
+                fingerprint=fingerprint("complete", body),
+            )
+        case FailRequest(error=error, retryable=retryable, retry_in_seconds=delay):
+            document = {"code": error.code, "message": error.message, "retryable": retryable}
+            return Settlement(
+                job_id,
+                token,
+                Verb.RETRY if retryable else Verb.FAIL,
+                error=orjson.dumps(document).decode(),
+                delay_seconds=delay if retryable else None,
+                jitter=jitter(_dice()),
+                fingerprint=fingerprint("fail", body),
+            )
+        case DeferRequest(delay_seconds=delay, reason=reason):
+            return Settlement(
+                job_id,
+                token,
+                Verb.DEFER,
+                delay_seconds=defer_delay(0, _dice()) if delay is None else delay,
+                reason=reason,
+                fingerprint=fingerprint("defer", body),
+            )
+        case ReleaseRequest(delay_seconds=delay, reason=reason):
+            return Settlement(
+                job_id,
+                token,
+                Verb.RELEASE,
+                delay_seconds=delay,
+                reason=reason,
+                fingerprint=fingerprint("release", body),
+            )
+        case StartRequest():
+            return Settlement(job_id, token, Verb.START)
+    raise TypeError(f"{type(request).__name__} settles nothing")
+
+
+def _plain(number: float | None) -> float | int | None:
+    return int(number) if number is not None and number.is_integer() else number
+
+
+def _dice() -> float:
+    return random.random()

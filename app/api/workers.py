@@ -1,0 +1,304 @@
+"""The worker protocol: claim over HTTP, settle with the lease token; the in-process worker's functions."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+import msgspec
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.api import describe_workers as describe
+from app.api.direct import direct_router, json_response, read_body
+from app.api.house import House, house_of, tenant_of
+from app.api.jobs import job_id_of
+from app.api.render import dump, job_document
+from app.api.worker_schemas import (
+    BULK_VERBS,
+    SHAPES,
+    ClaimRequest,
+    HeartbeatRequest,
+    LogsRequest,
+    ProgressRequest,
+    as_settlement,
+    decode,
+)
+from app.errors import InvalidRequest, LeaseLost, NotFound
+from app.jobs import verbatim
+from app.jobs.ids import is_id
+from app.jobs.lanes import LLM_KINDS, kind_lane
+from app.jobs.submission import invalid
+from app.store.claims import Seat
+from app.store.events import NewEvent
+from app.store.settle import Lease, Settled, note_late
+from app.store.workers import Presence, list_workers
+
+router = direct_router("workers")
+
+MAX_SETTLEMENTS = 1000
+
+
+@router.post("/claims", **describe.CLAIM)
+async def claim(request: Request) -> Response:
+    house = house_of(request)
+    wanted: ClaimRequest = decode(await read_body(request), ClaimRequest, house.settings.max_json_depth)
+    tenant = tenant_of(request)
+    house.presence.saw(
+        Presence(
+            tenant,
+            wanted.worker,
+            wanted.queues,
+            wanted.kinds or [],
+            wanted.concurrency or wanted.limit,
+            wanted.version,
+        )
+    )
+    lanes = await _lanes(house, wanted, tenant)
+    seat = Seat(wanted.worker, wanted.limit, wanted.lease_seconds or 0)
+    claimed = await _claim_unless_gone(request, house, wanted, lanes, seat)
+    documents = [{**job_document(job), "lease_token": job["lease_token"]} for job in claimed]
+    return json_response(dump({"jobs": documents}))
+
+
+async def _lanes(house: House, wanted: ClaimRequest, tenant: str) -> list[str]:
+    kinds = wanted.kinds
+    if kinds is None:
+        # No kinds named: whatever has work now that is not Foreman's own to run.
+        mine = await house.claim_desk.any_lanes(wanted.queues)
+        return [lane for lane in mine if "|" not in lane and lane not in {"noop", "http"}] or [
+            kind_lane("any", tenant)
+        ]
+    own = sorted(LLM_KINDS.intersection(kinds))
+    if own:
+        raise invalid("kinds", f"{', '.join(own)} jobs are run by Foreman itself, on its targets")
+    return [kind_lane(kind, tenant) for kind in dict.fromkeys(kinds)]
+
+
+async def _claim_unless_gone(
+    request: Request, house: House, wanted: ClaimRequest, lanes: list[str], seat: Seat
+) -> list[asyncpg.Record]:
+    """Jobs for a claimer that hung up while it waited go back to the queue at once."""
+    claiming = house.claim_desk.claim(list(dict.fromkeys(wanted.queues)), lanes, seat, wanted.wait_seconds)
+    if wanted.wait_seconds == 0:
+        return await claiming
+    task = asyncio.ensure_future(claiming)
+    gone = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+        claimed = [] if task.cancelled() else await _result(task)
+        if gone.done() and claimed:
+            await house.settler.settle_many([_give_back(job) for job in claimed])
+            return []
+        return claimed
+    finally:
+        gone.cancel()
+
+
+async def _result(task: "asyncio.Future[list[asyncpg.Record]]") -> list[asyncpg.Record]:
+    try:
+        return await task
+    except asyncio.CancelledError:
+        return []
+
+
+def _give_back(job: asyncpg.Record) -> Any:
+    body = orjson.dumps({"lease_token": job["lease_token"], "reason": "claimer_gone"})
+    return as_settlement(job["id"], decode(body, SHAPES["release"], 64), body)
+
+
+def _settling_route(verb: str) -> None:
+    @router.post(f"/jobs/{{job_id}}/{verb}", name=verb, **describe.settling(verb))
+    async def settle_one(request: Request) -> Response:
+        house = house_of(request)
+        job_id = job_id_of(request)
+        body = await read_body(request)
+        wanted = decode(body, SHAPES[verb], house.settings.max_json_depth)
+        return json_response(dump(await _settle_one(house, job_id, verb, wanted, body)))
+
+
+for _verb in SHAPES:
+    _settling_route(_verb)
+
+
+async def _settle_one(house: House, job_id: str, verb: str, wanted: Any, body: bytes) -> dict[str, Any]:
+    match wanted:
+        case HeartbeatRequest():
+            lease = (await house.leases.renew([(job_id, wanted.lease_token)], [wanted.lease_seconds])).get(
+                job_id
+            )
+            if lease is None:
+                raise await _lost(house, job_id, verb)
+            return _lease_document(lease)
+        case ProgressRequest() | LogsRequest():
+            appended = await asyncio.gather(
+                *(house.scribe.append(event) for event in _events(job_id, wanted))
+            )
+            if appended[0] is None:
+                raise await _lost(house, job_id, verb)
+            return {"job_id": job_id, "seq": appended[-1].seq if appended[-1] else appended[0].seq}
+        case _:
+            settled = await house.settler.settle(as_settlement(job_id, wanted, body))
+            if not settled.ok:
+                raise NotFound("There is no such job.") if settled.state is None else LeaseLost()
+            return {"job_id": job_id, "state": settled.state}
+
+
+async def _lost(house: House, job_id: str, verb: str) -> Exception:
+    """Tell what is the matter, and leave the late one's mark in the log."""
+    if await house.database.fetchval("SELECT 1 FROM jobs WHERE id = $1", job_id) is None:
+        return NotFound("There is no such job.")
+    await note_late(house.database, [(job_id, verb)])
+    return LeaseLost()
+
+
+def _events(job_id: str, wanted: ProgressRequest | LogsRequest) -> list[NewEvent]:
+    if isinstance(wanted, ProgressRequest):
+        document = orjson.dumps(wanted.document()).decode()
+        return [NewEvent(job_id, "progress", document, wanted.lease_token, document)]
+    return [
+        NewEvent(job_id, "log", orjson.dumps(msgspec.to_builtins(entry)).decode(), wanted.lease_token)
+        for entry in wanted.entries
+    ]
+
+
+def _lease_document(lease: Lease) -> dict[str, Any]:
+    return {
+        "lease_expires_at": lease.expires_at,
+        "cancel_requested": lease.cancel_requested,
+        "deadline": lease.deadline,
+    }
+
+
+@router.post("/settlements", **describe.SETTLEMENTS)
+async def settlements(request: Request) -> Response:
+    house = house_of(request)
+    entries = _parse_settlements(await read_body(request), house.settings.max_json_depth)
+    answers: list[dict[str, Any] | None] = [None] * len(entries)
+    for wave in _waves(entries):
+        for index, answer in zip(wave, await _settle_wave(house, [entries[n] for n in wave]), strict=True):
+            answers[index] = answer
+    return json_response(dump({"settlements": answers}))
+
+
+class _Entry(msgspec.Struct):
+    job_id: str
+    verb: str
+    wanted: Any
+    body: bytes
+
+
+class _EntryHead(msgspec.Struct):
+    job_id: str
+    verb: str
+
+
+def _parse_settlements(body: bytes, max_depth: int) -> list[_Entry]:
+    parts = verbatim.members(body, max_depth)
+    if set(parts) != {"settlements"}:
+        unknown = sorted(parts.keys() - {"settlements"})
+        raise (
+            invalid(unknown[0], "is not a known field") if unknown else invalid("settlements", "is required")
+        )
+    try:
+        raw = msgspec.json.decode(parts["settlements"], type=list[msgspec.Raw])
+    except msgspec.ValidationError as problem:
+        raise invalid("settlements", "must be an array") from problem
+    if not 1 <= len(raw) <= MAX_SETTLEMENTS:
+        raise invalid("settlements", f"must have 1 to {MAX_SETTLEMENTS} entries")
+    entries = []
+    for index, each in enumerate(raw):
+        try:
+            entries.append(_parse_entry(bytes(each), max_depth))
+        except InvalidRequest as problem:
+            raise InvalidRequest(
+                f"settlements[{index}]: {problem.detail}", index=index, errors=problem.extra.get("errors", [])
+            ) from problem
+    return entries
+
+
+def _parse_entry(text: bytes, max_depth: int) -> _Entry:
+    parts = verbatim.members(text, max_depth)
+    try:
+        head = msgspec.json.decode(text, type=_EntryHead)
+    except msgspec.ValidationError as problem:
+        missing = [name for name in ("job_id", "verb") if name not in parts]
+        raise invalid(missing[0] if missing else "job_id", "is required, as a string") from problem
+    if head.verb not in BULK_VERBS:
+        raise invalid("verb", f"must be one of {', '.join(sorted(BULK_VERBS))}")
+    # Without its address the entry is the very body that the single route takes; fingerprints are equal too.
+    body = verbatim.assemble(parts, frozenset({"job_id", "verb"})).encode()
+    return _Entry(head.job_id, head.verb, decode(body, SHAPES[head.verb], max_depth), body)
+
+
+def _waves(entries: Sequence[_Entry]) -> list[list[int]]:
+    """Indexes in order, split so that no job is in one wave twice."""
+    waves: list[list[int]] = []
+    depth: dict[str, int] = {}
+    for index, entry in enumerate(entries):
+        wave = depth.get(entry.job_id, 0)
+        depth[entry.job_id] = wave + 1
+        if wave == len(waves):
+            waves.append([])
+        waves[wave].append(index)
+    return waves
+
+
+async def _settle_wave(house: House, entries: Sequence[_Entry]) -> list[dict[str, Any]]:
+    """At most one entry per job: all that settle in one statement, renewals and progress each in one more."""
+    answers: dict[str, dict[str, Any]] = {}
+    beats = [each for each in entries if isinstance(each.wanted, HeartbeatRequest)]
+    notes = [each for each in entries if isinstance(each.wanted, ProgressRequest)]
+    settling = [each for each in entries if not isinstance(each.wanted, HeartbeatRequest | ProgressRequest)]
+    late: list[_Entry] = []
+    if settling:
+        settled = await house.settler.settle_many(
+            [as_settlement(each.job_id, each.wanted, each.body) for each in settling]
+        )
+        answers |= {each.job_id: _settled_answer(each) for each in settled}
+    if beats:
+        leases = await house.leases.renew(
+            [(each.job_id, each.wanted.lease_token) for each in beats],
+            [each.wanted.lease_seconds for each in beats],
+        )
+        for each in beats:
+            lease = leases.get(each.job_id)
+            if lease is None:
+                late.append(each)
+            else:
+                answers[each.job_id] = {"job_id": each.job_id, "ok": True, **_lease_document(lease)}
+    if notes:
+        appended = await asyncio.gather(
+            *(house.scribe.append(_events(each.job_id, each.wanted)[0]) for each in notes)
+        )
+        for each, done in zip(notes, appended, strict=True):
+            if done is None:
+                late.append(each)
+            else:
+                answers[each.job_id] = {"job_id": each.job_id, "ok": True, "seq": done.seq}
+    if late:
+        await note_late(house.database, [(each.job_id, each.verb) for each in late if is_id(each.job_id)])
+        answers |= {
+            each.job_id: {"job_id": each.job_id, "ok": False, "code": LeaseLost.code} for each in late
+        }
+    return [answers[each.job_id] for each in entries]
+
+
+def _settled_answer(settled: Settled) -> dict[str, Any]:
+    if settled.ok:
+        return {"job_id": settled.job_id, "ok": True, "state": settled.state}
+    code = NotFound.code if settled.state is None else LeaseLost.code
+    return {"job_id": settled.job_id, "ok": False, "code": code}
+
+
+@router.get("/workers", **describe.WORKERS)
+async def workers(request: Request) -> Response:
+    house = house_of(request)
+    now = time.time()
+    found = await list_workers(house.database, tenant_of(request))
+    documents = [{**dict(each), "alive": now - each["last_seen_at"].timestamp() < 120} for each in found]
+    return json_response(dump({"workers": documents}))

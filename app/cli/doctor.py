@@ -1,0 +1,117 @@
+"""foreman doctor: is everything as it should be between here and the server?"""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+import typer
+
+import foreman_client as fc
+from app.cli.output import rows_in
+from app.cli.session import CommandError, Session, exit_code_of, remote
+
+# A Date header has whole seconds, and the answer took its time.
+TOLERABLE_SKEW_SECONDS = 2.0
+MARKS = {
+    "ok": "[green]✓[/green]",
+    "warning": "[yellow]![/yellow]",
+    "failed": "[red]✗[/red]",
+    "skipped": "[dim]–[/dim]",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    check: str
+    outcome: str
+    detail: str
+    exit_code: int = 0
+
+
+def register(cli: typer.Typer) -> None:
+    cli.command("doctor")(doctor)
+
+
+@remote
+def doctor(session: Session) -> None:
+    """Check the server: reachable, version, database, API key, clocks, targets."""
+    findings = _examine(session)
+    if session.out.as_json:
+        session.out.json({"server": session.foreman.url, "findings": [asdict(each) for each in findings]})
+    else:
+        session.out.console.print(f"Server {session.foreman.url}", markup=False)
+        for each in findings:
+            session.out.console.print(f" {MARKS[each.outcome]} {each.check}: ", end="")
+            session.out.console.print(each.detail, markup=False)
+    if failed := [each for each in findings if each.outcome == "failed"]:
+        raise typer.Exit(failed[0].exit_code)
+
+
+def _examine(session: Session) -> list[Finding]:
+    reachable = _guarded("reachable", _reachable, session)
+    if reachable.outcome == "failed":
+        return [reachable]
+    checks: tuple[tuple[str, Callable[[Session], Finding]], ...] = (
+        ("version", _version),
+        ("database", _database),
+        ("API key", _api_key),
+        ("clocks", _clocks),
+        ("targets", _targets),
+    )
+    return [reachable, *(_guarded(name, check, session) for name, check in checks)]
+
+
+def _guarded(name: str, check: Callable[[Session], Finding], session: Session) -> Finding:
+    try:
+        return check(session)
+    except (fc.ForemanError, CommandError) as error:
+        return Finding(name, "failed", str(error), exit_code_of(error))
+
+
+def _reachable(session: Session) -> Finding:
+    session.foreman.request("GET", "/healthz")
+    return Finding("reachable", "ok", "it answers")
+
+
+def _version(session: Session) -> Finding:
+    answer = session.foreman.call("GET", "/version")
+    theirs = str(answer.get("version"))
+    if theirs != fc.__version__:
+        return Finding("version", "warning", f"server {theirs}, this client {fc.__version__}")
+    return Finding("version", "ok", theirs)
+
+
+def _database(session: Session) -> Finding:
+    answer = session.foreman.call("GET", "/readyz")
+    revision = answer.get("revision")
+    return Finding("database", "ok", "ready" + (f", schema at revision {revision}" if revision else ""))
+
+
+def _api_key(session: Session) -> Finding:
+    session.foreman.list_jobs(limit=1)
+    return Finding("API key", "ok", "accepted, or not needed")
+
+
+def _clocks(session: Session) -> Finding:
+    date = session.foreman.request("GET", "/healthz").headers.get("date")
+    if date is None:
+        return Finding("clocks", "skipped", "the server does not tell its time")
+    skew = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
+    if abs(skew) > TOLERABLE_SKEW_SECONDS:
+        return Finding(
+            "clocks", "warning", f"this machine is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}"
+        )
+    return Finding("clocks", "ok", "in step")
+
+
+def _targets(session: Session) -> Finding:
+    try:
+        found = rows_in(session.call("GET", "/targets"), "targets")
+    except CommandError as error:
+        return Finding("targets", "skipped", str(error))
+    except (fc.Unauthorized, fc.Forbidden):
+        return Finding("targets", "skipped", "this key may not see them")
+    names = ", ".join(f"{each.get('name')} ({each.get('state', '?')})" for each in found)
+    asleep = [each for each in found if each.get("state") not in {None, "ready", "up", "reachable", "ok"}]
+    return Finding("targets", "warning" if asleep else "ok", names or "none; the built-in echo serves")

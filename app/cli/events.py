@@ -1,0 +1,89 @@
+"""events, logs and send: what a job went through, what its worker wrote, and how to tell it something."""
+
+import json
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+import foreman_client as fc
+from app.cli.jobs import JobId
+from app.cli.live import event_line, log_lines, no_event_log
+from app.cli.session import CommandError, Session, remote
+from app.cli.values import text_of
+
+Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")]
+
+
+def register(cli: typer.Typer) -> None:
+    cli.command("events")(events)
+    cli.command("logs")(logs)
+    cli.command("send")(send)
+
+
+@remote
+def events(
+    session: Session,
+    job_id: JobId,
+    follow: Follow = False,
+    types: Annotated[str | None, typer.Option(help="Only these, separated by commas.")] = None,
+    after: Annotated[int, typer.Option(help="Only those after this seq.", min=0)] = 0,
+) -> None:
+    """Show a job's events."""
+    wanted = [name.strip() for name in types.split(",") if name.strip()] if types else None
+    for event in _read(session, job_id, after=after, types=wanted, follow=follow):
+        if session.out.as_json:
+            session.out.json_line(event_line(event))
+        else:
+            session.out.text(_line(event))
+
+
+@remote
+def logs(session: Session, job_id: JobId, follow: Follow = False) -> None:
+    """Show what the worker wrote."""
+    for event in _read(session, job_id, after=0, types=["log"], follow=follow):
+        if session.out.as_json:
+            session.out.json_line(event_line(event))
+            continue
+        for line in log_lines(event):
+            session.out.text(line)
+
+
+@remote
+def send(
+    session: Session,
+    job_id: JobId,
+    type: Annotated[str, typer.Argument(help="Name of the event, such as approve.", show_default=False)],
+    payload: Annotated[str, typer.Argument(help="JSON; @file and - are read.", show_default=False)] = "null",
+) -> None:
+    """Send an event to a job; its worker receives it."""
+    try:
+        content: Any = json.loads(text_of(payload))
+    except ValueError as error:
+        raise CommandError(f"the payload is not JSON: {error}") from None
+    try:
+        seq = session.foreman.send_event(job_id, type, content)
+    except (fc.NotFound, fc.MethodNotAllowed):
+        session.foreman.get(job_id)
+        raise no_event_log() from None
+    if session.out.as_json:
+        session.out.json({"job_id": job_id, "seq": seq})
+    else:
+        session.out.text(f"{job_id} event {seq}")
+
+
+def _read(
+    session: Session, job_id: str, *, after: int, types: list[str] | None, follow: bool
+) -> Iterator[fc.Event]:
+    try:
+        yield from session.foreman.events(job_id, after=after, types=types, follow=follow)
+    except fc.NotFound:
+        session.foreman.get(job_id)
+        raise no_event_log() from None
+
+
+def _line(event: fc.Event) -> str:
+    at = event.at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if event.at else ""
+    data = "" if event.data in (None, {}) else json.dumps(event.data, ensure_ascii=False, default=str)
+    reason = f"({event.reason}) " if event.reason and event.reason != event.type else ""
+    return f"{event.seq:>5} {at} {event.type} {reason}{data}".rstrip()

@@ -1,0 +1,185 @@
+"""get, list, wait, cancel, retry, delete: jobs by their ids."""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+import foreman_client as fc
+from app.cli.live import counted
+from app.cli.output import Output, duration
+from app.cli.session import Session, exit_code_of, remote
+from app.cli.submit import wait_for
+from app.cli.values import pairs, seconds
+
+JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False)]
+JobIds = Annotated[list[str], typer.Argument(help="Ids of the jobs.", show_default=False)]
+
+COLUMNS = ("job_id", "state", "work", "queue", "attempt", "created_at", "took", "note")
+
+
+def register(cli: typer.Typer) -> None:
+    for name, command in (
+        ("get", get),
+        ("list", list_jobs),
+        ("wait", wait),
+        ("cancel", cancel),
+        ("retry", retry),
+        ("delete", delete),
+    ):
+        cli.command(name)(command)
+
+
+@remote
+def get(session: Session, job_id: JobId) -> None:
+    """Show a job."""
+    job = session.foreman.get(job_id)
+    if session.out.as_json:
+        session.out.json(job.raw)
+    else:
+        show(session.out, job)
+
+
+@remote
+def list_jobs(  # noqa: PLR0913, PLR0917  # one parameter for each filter
+    session: Session,
+    state: Annotated[list[str] | None, typer.Option("--state", help="Any number of times.")] = None,
+    queue: Annotated[str | None, typer.Option("--queue", "-q")] = None,
+    kind: Annotated[str | None, typer.Option("--kind", "-k")] = None,
+    model: Annotated[str | None, typer.Option("--model", "-m")] = None,
+    since: Annotated[str | None, typer.Option(help="Created at or after (RFC 3339).")] = None,
+    until: Annotated[str | None, typer.Option(help="Created before (RFC 3339).")] = None,
+    metadata: Annotated[list[str] | None, typer.Option(help="key=value, any number of times.")] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=200)] = 50,
+    cursor: Annotated[str | None, typer.Option(help="Go on from here.")] = None,
+) -> None:
+    """List jobs, newest first."""
+    page = session.foreman.list_jobs(
+        metadata=pairs(metadata, "--metadata"),
+        state=state or None,
+        queue=queue,
+        kind=kind,
+        model=model,
+        since=since,
+        until=until,
+        limit=limit,
+        cursor=cursor,
+    )
+    if session.out.as_json:
+        session.out.json({"jobs": [job.raw for job in page.jobs], "next_cursor": page.next_cursor})
+        return
+    session.out.rows([row(job) for job in page.jobs], COLUMNS, empty="No jobs.")
+    if page.next_cursor:
+        session.out.note(f"[dim]more: --cursor {page.next_cursor}[/dim]")
+
+
+@remote
+def wait(
+    session: Session,
+    job_id: JobId,
+    timeout: Annotated[str | None, typer.Option(help="How long (30s, 5m); for ever if not given.")] = None,
+) -> None:
+    """Wait until a job has ended, and show its result. Exits 1 unless it is done."""
+    wait_for(session, job_id, seconds(timeout, "--timeout"))
+
+
+@remote
+def cancel(
+    session: Session,
+    job_ids: JobIds,
+    reason: Annotated[str | None, typer.Option(help="Kept with the job.")] = None,
+) -> None:
+    """Cancel jobs. A queued one is cancelled at once, a running one is told to stop."""
+    _each(session, job_ids, lambda job_id: session.foreman.cancel(job_id, reason))
+
+
+@remote
+def retry(session: Session, job_ids: JobIds) -> None:
+    """Revive failed jobs under the same id; attempts start over."""
+    _each(session, job_ids, session.foreman.retry)
+
+
+@remote
+def delete(session: Session, job_ids: JobIds) -> None:
+    """Remove jobs that have ended, with all they own."""
+
+    def remove(job_id: str) -> None:
+        session.foreman.delete(job_id)
+
+    _each(session, job_ids, remove)
+
+
+def _each(session: Session, job_ids: list[str], act: Callable[[str], fc.Job | None]) -> None:
+    """One after another; what goes wrong with one does not stop the others. The first error counts."""
+    code = 0
+    for job_id in job_ids:
+        try:
+            job = act(job_id)
+        except (fc.NotFound, fc.Conflict) as error:
+            typer.echo(f"foreman: {job_id}: {error}", err=True)
+            code = code or exit_code_of(error)
+            continue
+        if session.out.as_json:
+            session.out.json_line(job.raw if job else {"job_id": job_id, "deleted": True})
+        else:
+            session.out.text(f"{job_id} {_standing(job)}")
+    if code:
+        raise typer.Exit(code)
+
+
+def _standing(job: fc.Job | None) -> str:
+    if job is None:
+        return "deleted"
+    # A running job that was told to stop is still what it was, until its worker says so.
+    return job.state if job.terminal or job.state == "queued" else f"{job.state}, asked to stop"
+
+
+def row(job: fc.Job) -> dict[str, Any]:
+    note = job.error.message if job.error and job.state != "done" else job.reason
+    return {
+        "job_id": job.job_id,
+        "state": job.state,
+        "work": f"{job.kind} {job.model}" if job.model else job.kind,
+        "queue": job.queue,
+        "attempt": job.attempt,
+        "created_at": job.created_at,
+        "took": _took(job),
+        "note": (note or _progress(job) or "")[:100],
+    }
+
+
+def _took(job: fc.Job) -> str | None:
+    if job.started_at is None or job.completed_at is None:
+        return None
+    return duration((job.completed_at - job.started_at).total_seconds())
+
+
+def _progress(job: fc.Job) -> str | None:
+    if job.progress is None:
+        return None
+    said = job.raw["progress"]
+    return " ".join(part for part in (counted(said), job.progress.message or job.progress.step) if part)
+
+
+def show(out: Output, job: fc.Job) -> None:
+    raw = job.raw
+    shown = (
+        "job_id", "state", "reason", "kind", "model", "queue", "queue_position", "priority", "attempt",
+        "max_attempts", "deferrals", "worker", "target", "created_at", "run_at", "started_at",
+        "completed_at", "deadline", "lease_expires_at", "parent_id", "concurrency_key", "metadata", "timings",
+        "usage",
+    )  # fmt: skip
+    hidden = {"deferrals": 0, "priority": 0}
+    out.fields(
+        [(name, raw.get(name)) for name in shown if raw.get(name) != hidden.get(name)]
+        + [
+            ("progress", _progress(job)),
+            ("error", f"{job.error.code}: {job.error.message}" if job.error else None),
+            ("artifacts", ", ".join(f"{each['name']} ({each['size']} bytes)" for each in job.artifacts)),
+        ]
+    )
+    if job.text is not None:
+        out.text("\n" + job.text)
+    elif job.result is not None:
+        out.text("")
+        out.json(job.result)

@@ -1,0 +1,73 @@
+"""foreman keys: API keys."""
+
+from typing import Annotated, Any
+
+import typer
+
+from app.cli.output import rows_in
+from app.cli.session import ListByDefault, Session, remote
+from app.cli.values import seconds
+
+group = typer.Typer(name="keys", help="API keys.", cls=ListByDefault)
+
+
+@group.command("list")
+@remote
+def list_keys(session: Session) -> None:
+    """All keys; the keys themselves are not kept."""
+    answer = session.call("GET", "/keys")
+    if session.out.as_json:
+        session.out.json(answer)
+        return
+    columns = (
+        "key_id",
+        "id",
+        "name",
+        "tenant",
+        "scopes",
+        "created_at",
+        "expires_at",
+        "last_used_at",
+        "last_used",
+    )
+    session.out.rows(rows_in(answer, "keys"), columns, empty="No keys.")
+
+
+@group.command("create")
+@remote
+def create(
+    session: Session,
+    name: Annotated[str, typer.Argument(help="What the key is for.", show_default=False)],
+    scope: Annotated[
+        list[str] | None, typer.Option(help="jobs:write, jobs:read, jobs:work, admin:read, admin:write.")
+    ] = None,
+    tenant: Annotated[str | None, typer.Option()] = None,
+    expires: Annotated[str | None, typer.Option(help="After 12h, 30d …")] = None,
+) -> None:
+    """Make a key. It is shown once."""
+    body: dict[str, Any] = {"name": name}
+    if scope:
+        body["scopes"] = scope
+    if tenant:
+        body["tenant"] = tenant
+    if expires:
+        body["expires_in_seconds"] = seconds(expires, "--expires")
+    answer = session.call("POST", "/keys", body=body)
+    if session.out.as_json:
+        session.out.json(answer)
+        return
+    session.out.text(str(answer["key"]))
+    session.out.note("[dim]Keep it: it is not shown again.[/dim]")
+
+
+@group.command("revoke")
+@remote
+def revoke(
+    session: Session, key_id: Annotated[str, typer.Argument(help="Id of the key.", show_default=False)]
+) -> None:
+    """Take a key out of use."""
+    answer = session.call("DELETE", f"/keys/{key_id}")
+    if session.out.as_json:
+        session.out.json(answer or {"key_id": key_id, "revoked": True})
+    else:
+        session.out.text(f"{key_id} revoked")

@@ -1,0 +1,124 @@
+"""Tables for people, JSON for machines. Data goes to stdout, everything said about it to stderr."""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+# Piped into a file or another program there is no screen to fit into.
+PIPED_WIDTH = 240
+
+STATE_STYLES = {
+    "queued": "cyan",
+    "loading": "yellow",
+    "working": "blue",
+    "done": "green",
+    "failed": "bold red",
+    "cancelled": "magenta",
+    "expired": "red",
+    "skipped": "dim",
+    "stale": "dim red",
+    "dismissed": "dim",
+}
+
+
+class Output:
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
+        self.notes = Console(stderr=True, highlight=False)
+
+    def json(self, value: Any) -> None:
+        sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
+
+    def json_line(self, value: Any) -> None:
+        sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+        sys.stdout.flush()
+
+    def text(self, text: str) -> None:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+    def note(self, text: str) -> None:
+        """For the person in front of it; never in the way of the data."""
+        self.notes.print(text, soft_wrap=True)
+
+    def rows(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str) -> None:
+        """A table of these columns, of those among them that any row has."""
+        if not rows:
+            self.note(empty)
+            return
+        shown = [name for name in columns if any(row.get(name) is not None for row in rows)] or list(rows[0])
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for name in shown:
+            table.add_column(name.replace("_", " "), no_wrap=name.endswith("id"), overflow="fold")
+        for row in rows:
+            table.add_row(*(cell(name, row.get(name)) for name in shown))
+        self.console.print(table)
+
+    def fields(self, pairs: Iterable[tuple[str, Any]]) -> None:
+        """One thing, a line per field; what it does not have is left out."""
+        table = Table(box=None, show_header=False, pad_edge=False)
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(overflow="fold")
+        for name, value in pairs:
+            if value not in (None, "", {}, [], ()):
+                table.add_row(name.replace("_", " "), cell(name, value))
+        self.console.print(table)
+
+
+def cell(name: str, value: Any) -> Text:
+    if name == "state":
+        return Text(str(value), style=STATE_STYLES.get(str(value), ""))
+    if value is not None and (name.endswith("_at") or name in {"deadline", "last_used", "last_seen"}):
+        return Text(ago(value))
+    return Text(_words(value))
+
+
+def _words(value: Any) -> str:
+    match value:
+        case None | bool():
+            return {None: "", True: "yes", False: "no"}[value]
+        case float():
+            return f"{value:.3f}".rstrip("0").rstrip(".")
+        case dict() if not any(isinstance(each, (dict, list)) for each in value.values()):
+            return ", ".join(f"{key}={_words(each)}" for key, each in value.items())
+        case list() if all(isinstance(each, str) for each in value):
+            return ", ".join(value)
+        case dict() | list():
+            return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
+
+
+def ago(value: datetime | str) -> str:
+    """'12 s ago', 'in 5 min': what people want to know of a time."""
+    try:
+        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
+    except ValueError:
+        return str(value)
+    seconds = (datetime.now(UTC) - moment.astimezone(UTC)).total_seconds()
+    return f"in {duration(-seconds)}" if seconds < -1 else f"{duration(max(0.0, seconds))} ago"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def rows_in(answer: Any, *names: str) -> list[dict[str, Any]]:
+    """The list in an answer such as {"queues": […]}."""
+    if isinstance(answer, list):
+        return answer
+    if isinstance(answer, dict):
+        for value in (answer.get(name) for name in names):
+            if isinstance(value, list):
+                return value
+    return []

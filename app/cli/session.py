@@ -1,0 +1,163 @@
+"""What every command that speaks to a server shares: --server, --json, the client, and honest exit codes."""
+
+import functools
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from enum import IntEnum
+from functools import cached_property
+from typing import Annotated, Any, Concatenate, ParamSpec
+
+import typer
+from typer.core import TyperGroup
+
+import foreman_client as fc
+from app.cli.output import Output
+
+P = ParamSpec("P")
+
+# A person is waiting: long enough for a restart, short enough to tell them.
+RETRY_SECONDS = 3.0
+
+
+class ExitCode(IntEnum):
+    """Documented in docs/cli.md; scripts rely on them."""
+
+    DONE = 0
+    JOB_UNSUCCESSFUL = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    UNREACHABLE = 4
+    UNAUTHORIZED = 5
+    CONFLICT = 6
+    TOO_MUCH = 7
+    TIMED_OUT = 8
+    INTERRUPTED = 130
+
+
+class CommandError(Exception):
+    """A command that cannot go on: said in one line on stderr."""
+
+    def __init__(self, message: str, code: ExitCode = ExitCode.USAGE) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Session:
+    def __init__(self, server: str | None, as_json: bool) -> None:
+        self._server = server
+        self.out = Output(as_json=as_json)
+
+    @cached_property
+    def foreman(self) -> "fc.Foreman":
+        # Quoted, and made on demand: the HTTP client takes longer to load than all the rest.
+        return fc.Foreman(self._server, retry_seconds=RETRY_SECONDS)
+
+    def close(self) -> None:
+        if "foreman" in self.__dict__:
+            self.foreman.close()
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: dict[str, Any] | None = None,
+        body: Any = None,
+        headers: dict[str, str] | None = None,
+    ) -> Any:
+        """A route by its path; says so when this server does not have it at all."""
+        try:
+            return self.foreman.request(method, path, query=query, body=body, headers=headers).json()
+        except (fc.NotFound, fc.MethodNotAllowed):
+            collection = "/" + path.split("/")[1]
+            if not self._has(collection):
+                raise CommandError(f"this server has no {collection}", ExitCode.NOT_FOUND) from None
+            raise
+
+    def answer(self, answer: object, said: str) -> None:
+        """What was done, in words; for machines, what the server answered."""
+        if self.out.as_json:
+            self.out.json(answer)
+        else:
+            self.out.text(said)
+
+    def _has(self, collection: str) -> bool:
+        try:
+            self.foreman.call("GET", collection)
+        except (fc.NotFound, fc.MethodNotAllowed):
+            return False
+        return True
+
+
+class ListByDefault(TyperGroup):
+    """`foreman queues --json` is short for `foreman queues list --json`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] != "--help"):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+SERVER = Annotated[
+    str | None,
+    typer.Option("--server", "-s", help="Address of the server (FOREMAN_URL).", show_default=False),
+]
+JSON = Annotated[bool, typer.Option("--json", help="JSON on stdout, for machines; streams as JSON lines.")]
+
+
+def remote(command: Callable[Concatenate[Session, P], None]) -> Callable[..., None]:
+    """A command that takes a Session gets --server and --json, and its errors become exit codes."""
+
+    @functools.wraps(command)
+    def run(*args: Any, server: str | None = None, json: bool = False, **options: Any) -> None:
+        with exit_codes(), closing(Session(server, json)) as session:
+            command(session, *args, **options)
+
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    _, *own = inspect.signature(command, eval_str=True).parameters.values()
+    shared = [
+        inspect.Parameter("server", keyword, default=None, annotation=SERVER),
+        inspect.Parameter("json", keyword, default=False, annotation=JSON),
+    ]
+    run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    return run
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    try:
+        yield
+    except (fc.ForemanError, CommandError) as error:
+        typer.echo(f"foreman: {error}", err=True)
+        raise typer.Exit(exit_code_of(error)) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+    except BrokenPipeError:
+        # `foreman list | head`: whoever read us has seen enough. Python must not try again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(ExitCode.DONE) from None
+
+
+_EXIT_CODES: tuple[tuple[type[fc.ForemanError], ExitCode], ...] = (
+    (fc.JobUnsuccessful, ExitCode.JOB_UNSUCCESSFUL),
+    (fc.WaitTimeout, ExitCode.TIMED_OUT),
+    (fc.Unreachable, ExitCode.UNREACHABLE),
+    (fc.Unavailable, ExitCode.UNREACHABLE),
+    (fc.Unauthorized, ExitCode.UNAUTHORIZED),
+    (fc.Forbidden, ExitCode.UNAUTHORIZED),
+    (fc.NotFound, ExitCode.NOT_FOUND),
+    (fc.Conflict, ExitCode.CONFLICT),
+    (fc.QueueFull, ExitCode.TOO_MUCH),
+    (fc.RateLimited, ExitCode.TOO_MUCH),
+)
+
+
+def exit_code_of(error: Exception) -> ExitCode:
+    if isinstance(error, CommandError):
+        return error.code
+    if type(error) is fc.ApiError:
+        return ExitCode.UNREACHABLE  # a 500: it answered, but not as a server should
+    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), ExitCode.USAGE)

@@ -1,0 +1,74 @@
+"""What people type, made into what the wire wants."""
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from app.cli.session import CommandError
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+
+
+def seconds(text: str | None, option: str) -> float | None:
+    """30, 30s, 5m, 2h or 1d."""
+    if text is None:
+        return None
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or found[2] not in _UNITS:
+        raise CommandError(f"{option}: {text!r} is not a duration; write 30, 30s, 5m, 2h or 1d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
+    """key=value, any number of times."""
+    found = {}
+    for text in given or ():
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise CommandError(f"{option}: {text!r} is not key=value")
+        found[key] = value
+    return found
+
+
+def settings(given: Sequence[str]) -> dict[str, Any]:
+    """key=value with values as JSON where they are JSON, and dots for what is nested: rate.limit=5."""
+    made: dict[str, Any] = {}
+    for key, text in pairs(given, "settings").items():
+        *path, last = key.split(".")
+        place = made
+        for name in path:
+            place = place.setdefault(name, {})
+        try:
+            place[last] = json.loads(text)
+        except ValueError:
+            place[last] = text
+    return made
+
+
+def json_object(text: str | None, option: str) -> dict[str, Any] | None:
+    """An object as JSON, from a file with @name, or from stdin with -."""
+    if text is None:
+        return None
+    try:
+        value = json.loads(text_of(text))
+    except ValueError as error:
+        raise CommandError(f"{option} is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise CommandError(f"{option} must be a JSON object, not {type(value).__name__}")
+    return value
+
+
+def text_of(text: str) -> str:
+    """The text itself, a file's with @name, or stdin's with -."""
+    if text == "-":
+        return sys.stdin.read()
+    if text.startswith("@") and len(text) > 1:
+        try:
+            return Path(text[1:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise CommandError(f"cannot read {text[1:]}: {error}") from None
+    return text

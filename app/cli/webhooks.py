@@ -1,0 +1,119 @@
+"""webhooks: deliveries of a job or of all jobs, sending one again, and a receiver for trying things out."""
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import foreman_client as fc
+from app.cli.jobs import JobId
+from app.cli.output import Output, rows_in
+from app.cli.session import CommandError, ExitCode, Session, exit_codes, remote
+
+OF_JOB = "job"
+COLUMNS = (
+    "delivery_id", "seq", "type", "state", "tries", "last_status", "last_error", "next_try_at",
+    "delivered_at",
+)  # fmt: skip
+
+
+class _JobOrCommand(TyperGroup):
+    """`foreman webhooks 01J…` is short for `foreman webhooks job 01J…`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and not args[0].startswith("-"):
+            args = [OF_JOB, *args]
+        return super().resolve_command(ctx, args)
+
+
+group = typer.Typer(
+    name="webhooks",
+    help="Webhook deliveries: `foreman webhooks JOB_ID` shows those of a job.",
+    cls=_JobOrCommand,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@group.command(OF_JOB)
+@remote
+def of_job(
+    session: Session,
+    job_id: JobId,
+    redeliver: Annotated[str | None, typer.Option(metavar="DELIVERY_ID", help="Send this one again.")] = None,
+) -> None:
+    """The webhook deliveries of a job, and how they went."""
+    path = f"/jobs/{job_id}/webhooks"
+    if redeliver is not None:
+        answer = session.foreman.call("POST", f"{path}/{redeliver}/redeliver", body={})
+        session.out.json(answer) if session.out.as_json else session.out.text(f"{redeliver} is sent again")
+        return
+    try:
+        answer = session.foreman.call("GET", path)
+    except fc.NotFound:
+        session.foreman.get(job_id)
+        raise CommandError("this server has no /jobs/{id}/webhooks", ExitCode.NOT_FOUND) from None
+    _show(session.out, answer, COLUMNS)
+
+
+@group.command("list")
+@remote
+def list_all(
+    session: Session,
+    host: Annotated[str | None, typer.Option(help="Only this receiver: host, or host:port.")] = None,
+    state: Annotated[str | None, typer.Option(help="pending, delivered, given_up or refused.")] = None,
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=200)] = 50,
+) -> None:
+    """The webhook deliveries of all jobs, those of the newest jobs first."""
+    query = {"host": host, "state": state, "limit": str(limit)}
+    answer = session.call("GET", "/webhooks", query=query)
+    _show(session.out, answer, ("host", *COLUMNS))
+
+
+def _show(out: Output, answer: Any, columns: tuple[str, ...]) -> None:
+    if out.as_json:
+        out.json(answer)
+    else:
+        out.rows(rows_in(answer, "deliveries"), columns, empty="No deliveries.")
+
+
+@group.command("listen")
+def listen(
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+    ] = 9000,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    secret: Annotated[
+        str | None,
+        typer.Option(
+            envvar="FOREMAN_WEBHOOK_SECRET",
+            help="whsec_… to verify with, several separated by commas; one is made when there is none.",
+            show_envvar=True,
+        ),
+    ] = None,
+    status: Annotated[int, typer.Option(help="What to answer what is trusted.", min=200, max=599)] = 204,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document per delivery.")] = False,
+) -> None:
+    """Receive webhooks on this machine, verify and show them."""
+    from app.cli.webhook_listener import Listener, Showing
+    from app.webhooks.sign import new_secret
+
+    out = Output(as_json=json)
+    secrets = [each.strip() for each in (secret or new_secret()).split(",") if each.strip()]
+    with exit_codes():
+        try:
+            listener = Listener(host, port, secrets, status, Showing(out))
+        except ValueError as problem:
+            raise CommandError(f"--secret: {problem}") from None
+        except OSError as problem:
+            raise CommandError(f"cannot listen on {host}:{port}: {problem.strerror or problem}") from None
+        out.note(f"Listening on {listener.url}; Ctrl-C ends it.")
+        if secret is None:
+            job = (
+                f'{{"kind": "noop", "state_webhook_url": "{listener.url}", "webhook_secret": "{secrets[0]}"}}'
+            )
+            out.note(f"\nTo see something:\n\n  curl -s http://127.0.0.1:8080/jobs -d '{job}'\n")
+        try:
+            listener.serve_forever()
+        finally:
+            listener.server_close()

@@ -1,0 +1,245 @@
+"""The dispatcher: gives LLM jobs to targets.
+
+A target with free slots looks at the head of every lane it can serve and chooses (targets/affinity.py). Slots
+are exact over all replicas (engine/slots.py). Jobs that only sleeping targets could serve are
+held back until one answers; jobs for models that nobody has are failed, once everybody was asked.
+"""
+
+import time
+from collections.abc import Sequence
+
+import asyncpg
+
+from app.engine.pools import Pool, is_llm_lane
+from app.engine.slots import SlotKeeper
+from app.engine.worker import Worker
+from app.events.hub import Hub
+from app.executors.llm import LlmExecutor, UnservedExecutor
+from app.loops.loop import Loop
+from app.store.claims import Claims, Head, heads
+from app.store.database import Database
+from app.store.targets import park, record_resident
+from app.targets.affinity import affinity_of, choose
+from app.targets.registry import Registry
+from app.targets.target import Target
+from app.telemetry import SWAPS, SWAPS_AVOIDED
+
+UNSERVED_SLOTS = 64
+PARK_BATCH = 1000
+
+
+class Dispatcher:
+    """One per worker process."""
+
+    def __init__(
+        self,
+        database: Database,
+        hub: Hub,
+        registry: Registry,
+        worker: Worker,
+        claims: Claims,
+        *,
+        patience_seconds: float,
+        poll_seconds: float,
+    ) -> None:
+        self._database = database
+        self._hub = hub
+        self._registry = registry
+        self._worker = worker
+        self._patience = patience_seconds
+        self._claims = claims
+        self._pools: dict[str, tuple[Target, Pool]] = {}
+        self._unserved = self._pool("unserved", UNSERVED_SLOTS, None)
+        self._slots = SlotKeeper(database, worker.name, self._running_on)
+        self._poll_seconds = poll_seconds
+        # Where work was announced since the last look, and whether that look left any behind.
+        self._hinted: set[tuple[str, str]] = set()
+        self._backlog = True
+        self._looked = 0.0
+        self._stopping = False
+        self._loop = Loop("dispatcher", self._round, interval=poll_seconds)
+        hub.on_work(self._work_ready)
+        registry.on_ready(self._targets_ready)
+        registry.on_change(self._look_anew)
+
+    def start(self) -> None:
+        self._slots.start()
+        self._loop.start()
+
+    async def stop(self) -> None:
+        """Claim no more. The slots are held until the runs have ended: see `release`."""
+        self._stopping = True
+        await self._loop.stop()
+
+    async def release(self) -> None:
+        await self._slots.stop()
+
+    def _work_ready(self, queue: str, lane: str) -> None:
+        if is_llm_lane(lane):
+            self._hinted.add((queue, lane))
+            self._loop.wake()
+
+    def _running_on(self, target: str) -> int:
+        known = self._pools.get(target)
+        return 0 if known is None else known[1].running + known[1].settling
+
+    def _targets_ready(self, work: list[tuple[str, str]]) -> None:
+        if work:
+            self._hub.work_ready(work)
+        self._look_anew()
+
+    def _look_anew(self) -> None:
+        """What could not be served before may be served now."""
+        self._backlog = True
+        self._loop.wake()
+
+    def _pool(self, name: str, slots: int, target: Target | None) -> Pool:
+        executor = UnservedExecutor() if target is None else LlmExecutor(target)
+        pool = Pool(name, executor, slots, lambda _: False, live=True)
+        pool.on_settled = self._settled
+        return pool
+
+    def _settled(self) -> None:
+        self._loop.wake()
+
+    def _pool_of(self, target: Target) -> Pool:
+        known = self._pools.get(target.name)
+        if known is not None and known[0] is target:
+            return known[1]
+        pool = self._pool(target.name, target.config.slots, target)
+        self._slots.forget(target.name)
+        self._pools[target.name] = (target, pool)
+        return pool
+
+    # -- one look ------------------------------------------------------------------------------------
+
+    async def _round(self) -> float | None:
+        if self._stopping or self._registry.is_empty:
+            return None
+        now = time.monotonic()
+        hinted, self._hinted = self._hinted, set()
+        fresh = not self._backlog and now - self._looked < self._poll_seconds
+        if fresh and (not hinted or await self._serve_at_once(hinted)):
+            return None
+        self._looked = now
+        waiting = [head for head in await heads(self._database) if is_llm_lane(head.lane)]
+        self._backlog = bool(waiting)
+        if not waiting:
+            return None
+        again = False
+        for target, mine in self._turns(waiting):
+            again |= await self._serve(target, mine)
+        again |= await self._care_for_the_rest(waiting)
+        if again:
+            return 0
+        pauses = [target.breaker.seconds_left(now) for target, _ in self._pools.values()]
+        return min((pause for pause in pauses if pause > 0), default=None)
+
+    async def _serve_at_once(self, hinted: set[tuple[str, str]]) -> bool:
+        """Nobody was waiting, and what came has room: there is nothing to choose between.
+
+        False when there is not room enough for all of it, or it is not that simple.
+        """
+        if len(hinted) > 1:
+            return False
+        [(queue, lane)] = hinted
+        serving = self._registry.serving_lane(lane)
+        if len(serving.ready) != 1:
+            return False
+        [target] = serving.ready
+        pool = self._pool_of(target)
+        limit = await self._room(target, pool)
+        if limit <= 0:
+            return False
+        claimed = await self._claim(target, pool, queue, lane, limit, affinity_of(lane))
+        return len(claimed) < limit
+
+    def _turns(self, waiting: Sequence[Head]) -> list[tuple[Target, list[Head]]]:
+        """Each target with the lanes it can serve: first those that need not swap, then the least busy."""
+        mine: dict[str, list[Head]] = {}
+        for head in waiting:
+            for target in self._registry.serving_lane(head.lane).ready:
+                mine.setdefault(target.name, []).append(head)
+
+        def order(turn: tuple[Target, list[Head]]) -> tuple[bool, float]:
+            target, heads_of_it = turn
+            choice = choose(heads_of_it, target.resident, self._patience)
+            pool = self._pool_of(target)
+            return choice is None or choice.swaps, pool.running / pool.slots
+
+        return sorted(((t, mine[t.name]) for t in self._registry.targets if t.name in mine), key=order)
+
+    async def _serve(self, target: Target, mine: list[Head]) -> bool:
+        """Claim what goes next on this target; True when another look is due at once."""
+        pool = self._pool_of(target)
+        while mine and not self._stopping:
+            room = await self._room(target, pool)
+            choice = choose(mine, target.resident, self._patience)
+            if room <= 0 or choice is None:
+                return False
+            # One at a time where lanes or targets compete, so that each turn is decided anew.
+            contested = len(mine) > 1 or len(self._registry.serving_lane(mine[0].lane).ready) > 1
+            limit = 1 if contested else room
+            head = choice.head
+            jobs = await self._claim(target, pool, head.queue, head.lane, limit, choice.resident)
+            if jobs and choice.avoided:
+                SWAPS_AVOIDED.labels(target.name).inc()
+            if jobs and contested:
+                # The lane's next job may rank lower than another's, or be another target's turn: look again.
+                return True
+            if len(jobs) < limit:
+                mine.remove(head)
+        return False
+
+    async def _room(self, target: Target, pool: Pool) -> int:
+        """How many jobs the target can be given now."""
+        passing = target.breaker.room(time.monotonic())
+        if passing == 0:
+            return 0
+        free = self._slots.free(target.name) or await self._slots.more(target.name, pool.slots)
+        return free if passing is None else min(free, passing)
+
+    async def _claim(
+        self, target: Target, pool: Pool, queue: str, lane: str, limit: int, resident: str
+    ) -> list[asyncpg.Record]:
+        seat = self._worker.seat(queue, limit)
+        jobs = await self._claims.claim(queue, [lane], [seat], runs_on=target.name)
+        if jobs:
+            target.breaker.passes()
+            self._worker.begin(pool, jobs)
+            if target.resident != resident:
+                SWAPS.labels(target.name).inc()
+                target.resident = resident
+                await record_resident(self._database, target.name, resident)
+        return jobs
+
+    async def _care_for_the_rest(self, waiting: Sequence[Head]) -> bool:
+        """Those whom no target that is awake can serve."""
+        asleep: dict[str, list[str]] = {}
+        unserved: dict[str, list[str]] = {}
+        for head in waiting:
+            serving = self._registry.serving_lane(head.lane)
+            if serving.ready or serving.unasked:
+                continue
+            (asleep if serving.asleep else unserved).setdefault(head.queue, []).append(head.lane)
+        again = False
+        for queue, lanes in asleep.items():
+            parked = await park(self._database, queue, lanes, PARK_BATCH)
+            self._hub.jobs_changed(parked)
+            again |= len(parked) == PARK_BATCH
+        if unserved:
+            again |= await self._fail_unserved(unserved)
+        return again
+
+    async def _fail_unserved(self, unserved: dict[str, list[str]]) -> bool:
+        await self._registry.refresh()
+        for queue, lanes in unserved.items():
+            still = [lane for lane in lanes if self._registry.serving_lane(lane).is_unknown]
+            free = self._unserved.free
+            if len(still) < len(lanes):
+                return True
+            if not free:
+                return False
+            jobs = await self._claims.claim(queue, still, [self._worker.seat(queue, free)])
+            self._worker.begin(self._unserved, jobs)
+        return False

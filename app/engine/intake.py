@@ -1,0 +1,126 @@
+"""The way in: submissions are checked by their queue's rules, gathered into one commit, and announced."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from app.engine.gatekeeper import Gatekeeper
+from app.errors import ForemanError
+from app.events.hub import Hub
+from app.jobs.submission import NewJob
+from app.loops.batcher import Batcher
+from app.store import enqueue, read
+from app.store.admission import Admission, Admitted
+from app.store.database import Database
+from app.store.enqueue import Receipt, Submission
+from app.store.queues import QueueBook
+from app.telemetry import ENQUEUED, REFUSED, SKIPPED
+
+MAX_ROWS = 1000
+
+
+class Intake:
+    """`submit` returns once the jobs are safely in the database."""
+
+    def __init__(
+        self,
+        database: Database,
+        hub: Hub,
+        book: QueueBook,
+        gatekeeper: Gatekeeper,
+        on_delayed: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._hub = hub
+        self._book = book
+        self._gatekeeper = gatekeeper
+        self._on_delayed = on_delayed
+        self._known_queues: set[str] = set()
+        self.admission = Admission(database, book)
+        # Accepted since somebody last asked; for rates.
+        self.accepted: Counter[str] = Counter()
+        self._plain: Batcher[Submission, Receipt] = Batcher(
+            self._flush, max_weight=MAX_ROWS, weight=lambda submission: len(submission.jobs)
+        )
+        # By a way of their own: whoever has to wait for a key's lock does not hold up the others.
+        self._managed: Batcher[Submission, Receipt] = Batcher(
+            self._admit, max_weight=MAX_ROWS, weight=lambda submission: len(submission.jobs)
+        )
+
+    async def submit(self, submission: Submission) -> Receipt:
+        if self.check(submission.jobs, batch=submission.batch):
+            return await self._managed.put(submission)
+        return await self._plain.put(submission)
+
+    def check(self, jobs: Sequence[NewJob], *, batch: bool = False) -> bool:
+        """Apply the rules of their queues to jobs; whether they must come in by the managed way."""
+        managed = False
+        for index, job in enumerate(jobs):
+            rules = self._book.rules(job.queue)
+            if rules is not None:
+                try:
+                    rules.apply(job)
+                except ForemanError as refusal:
+                    REFUSED.labels(refusal.code).inc()
+                    raise (enqueue.indexed(refusal, index) if batch else refusal) from refusal
+                managed = managed or rules.is_managed
+            managed = managed or job.depends_on is not None
+        return managed
+
+    async def drain(self) -> None:
+        await self._plain.drain()
+        await self._managed.drain()
+
+    async def _flush(self, submissions: Sequence[Submission]) -> list[Receipt | Exception]:
+        await self.know_queues(submissions)
+        receipts = await enqueue.enqueue(self._database, submissions)
+        accepted = [
+            job
+            for submission, receipt in zip(submissions, receipts, strict=True)
+            if isinstance(receipt, Receipt) and not receipt.replayed
+            for job in submission.jobs
+        ]
+        if accepted:
+            self._hub.work_ready({(job.queue, job.lane) for job in accepted})
+            self._count(accepted)
+        return receipts
+
+    async def _admit(self, submissions: Sequence[Submission]) -> list[Receipt | Exception]:
+        await self.know_queues(submissions)
+        admitted = await self.admission.admit(submissions)
+        self.announce(admitted)
+        return admitted.receipts
+
+    async def know_queues(self, submissions: Sequence[Submission]) -> None:
+        """Remember new queues, so that operators find them."""
+        unknown = {job.queue for submission in submissions for job in submission.jobs} - self._known_queues
+        if unknown:
+            await read.know_queues(self._database, list(unknown))
+            self._known_queues |= unknown
+
+    def announce(self, admitted: Admitted) -> None:
+        """Tell everybody whom a committed admission concerns."""
+        self._count(admitted.accepted)
+        if admitted.work:
+            self._hub.work_ready(admitted.work)
+        if admitted.skipped:
+            SKIPPED.inc(len(admitted.skipped))
+            self._hub.jobs_changed(admitted.skipped)
+        self._gatekeeper.ended(admitted.ended)
+        self._gatekeeper.open_keys(admitted.awaited)
+        for receipt in admitted.receipts:
+            if isinstance(receipt, ForemanError):
+                REFUSED.labels(receipt.code).inc()
+
+    def _count(self, accepted: Sequence[NewJob]) -> None:
+        ENQUEUED.inc(len(accepted))
+        for job in accepted:
+            self.accepted[job.queue] += 1
+        hooked = [(job.id, job.webhook_url) for job in accepted if job.webhook_url]
+        if hooked:
+            self._hub.webhooks_written(hooked)
+        if any(_may_be_delayed(job) for job in accepted):
+            self._on_delayed()
+
+
+def _may_be_delayed(job: NewJob) -> bool:
+    return job.run_at is not None or bool(job.delay_seconds)

@@ -1,0 +1,33 @@
+"""The reconciler: after a change of a queue's settings, brings the jobs that are there in line with it."""
+
+from app.events.hub import Hub
+from app.loops.loop import Loop
+from app.store.database import Database
+from app.store.queues import QueueBook
+from app.store.reconcile import SETTLING_SECONDS, reconcile
+
+
+class Reconciler:
+    """Any replica may do it; whatever is done twice does no harm."""
+
+    def __init__(self, database: Database, hub: Hub, book: QueueBook, sweep_seconds: float) -> None:
+        self._database = database
+        self._hub = hub
+        self._book = book
+        self._loop = Loop("reconciler", self._run_once, interval=sweep_seconds)
+
+    def start(self) -> None:
+        self._loop.start()
+
+    async def stop(self) -> None:
+        await self._loop.stop()
+
+    def wake(self) -> None:
+        self._loop.wake()
+
+    async def _run_once(self) -> float | None:
+        reconciled = await reconcile(self._database, self._book)
+        if reconciled.work:
+            self._hub.work_ready(reconciled.work)
+        # Once more when no book can be older than the change.
+        return SETTLING_SECONDS if reconciled.queues else None

@@ -1,0 +1,113 @@
+"""The scheduler: enqueues the jobs of schedules at their ticks.
+
+Every replica runs one. The tick's row is held while its job is enqueued in the same commit, so each tick
+makes exactly one job over all replicas, whichever of them dies when. Ticks that nobody was there for are
+made up for by one job.
+"""
+
+import secrets
+from datetime import datetime, timedelta
+from typing import Any
+
+import asyncpg
+import orjson
+import structlog
+
+from app.engine.intake import Intake
+from app.errors import ForemanError, Unavailable
+from app.jobs import verbatim
+from app.jobs.cron import due_ticks, next_tick
+from app.jobs.submission import MAX_METADATA_ENTRIES, NewJob, parse_submission
+from app.loops.loop import Loop
+from app.store import schedules
+from app.store.admission import Admitted
+from app.store.database import Database
+from app.store.enqueue import Receipt, Submission
+from app.store.schedules import Ticked
+from app.telemetry import TICKS
+
+log = structlog.get_logger()
+
+# Later than this a tick counts as missed. A hiccup of a replica is shorter, an outage is longer.
+PATIENCE = timedelta(seconds=3)
+# When an expression has no further tick, the schedule sleeps.
+NEVER = datetime.fromisoformat("9999-01-01T00:00:00+00:00")
+MAX_DEPTH = 500
+
+
+class Scheduler:
+    def __init__(self, database: Database, intake: Intake, poll_seconds: float) -> None:
+        self._database = database
+        self._intake = intake
+        self._poll_seconds = poll_seconds
+        self._loop = Loop("scheduler", self._run_once, interval=poll_seconds)
+
+    def start(self) -> None:
+        self._loop.start()
+
+    async def stop(self) -> None:
+        await self._loop.stop()
+
+    def wake(self) -> None:
+        self._loop.wake()
+
+    async def _run_once(self) -> float | None:
+        while await self._tick():
+            pass
+        seconds = await schedules.seconds_until_next(self._database)
+        return None if seconds is None else min(max(seconds, 0.002), self._poll_seconds)
+
+    async def _tick(self) -> bool:
+        """Enqueue what one schedule is due for; False when none is."""
+        admitted: list[Admitted] = []
+        async with self._database.transaction() as connection:
+            schedule = await schedules.take_due(connection)
+            if schedule is None:
+                return False
+            cron, zone, now = schedule["cron"], schedule["timezone"], schedule["now"]
+            ticks = due_ticks(cron, zone, schedule["next_at"], now, patience=PATIENCE)
+            for tick in ticks:
+                ticked = await self._enqueue(connection, schedule, tick, admitted)
+                TICKS.labels(ticked.outcome).inc()
+            following = next_tick(cron, zone, max(ticks[-1], schedule["next_at"])) or NEVER
+            await schedules.move_on(connection, schedule["name"], following, ticked)
+        for each in admitted:
+            self._intake.announce(each)
+        return True
+
+    async def _enqueue(
+        self, connection: Any, schedule: asyncpg.Record, tick: datetime, admitted: list[Admitted]
+    ) -> Ticked:
+        """One job; what is wrong with it is remembered, and the schedule goes on."""
+        try:
+            job = _job(schedule)
+            submission = Submission([job], job.tenant)
+            self._intake.check([job])
+            # A savepoint: what goes wrong with one job does not take the schedule with it.
+            async with connection.transaction():
+                result = await self._intake.admission.admit_on(connection, [submission])
+            receipt = result.receipts[0]
+            if not isinstance(receipt, Receipt):
+                raise receipt
+        except Unavailable:
+            raise
+        except ForemanError as refusal:
+            return Ticked(tick, refusal.code, error=refusal.detail)
+        except Exception as problem:
+            log.exception("scheduler.tick_failed", schedule=schedule["name"])
+            return Ticked(tick, "error", error=type(problem).__name__)
+        admitted.append(result)
+        answer = receipt.each()[0]
+        return Ticked(tick, answer.outcome, answer.job_id)
+
+
+def _job(schedule: asyncpg.Record) -> NewJob:
+    body = schedule["job"].encode()
+    job = parse_submission(verbatim.members(body, MAX_DEPTH), body, schedule["tenant"])
+    metadata = orjson.loads(job.metadata) if job.metadata else {}
+    if len(metadata) < MAX_METADATA_ENTRIES:
+        # Where it came from, for whoever looks for its jobs.
+        job.metadata = orjson.dumps({"schedule": schedule["name"], **metadata}).decode()
+    job.request_id = job.id
+    job.traceparent = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+    return job

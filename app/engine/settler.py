@@ -1,0 +1,144 @@
+"""The way out: what runs come to is gathered into one commit, and those who wait are told."""
+
+import random
+from collections.abc import Callable, Sequence
+
+import orjson
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from app.engine.gatekeeper import Gatekeeper
+from app.errors import Unavailable
+from app.events.hub import Hub
+from app.jobs.outcomes import Cancelled, Deferred, Failed, JobError, Outcome, Released, Retry, Succeeded
+from app.jobs.retry import jitter
+from app.jobs.states import Verb
+from app.loops.batcher import Batcher
+from app.store.database import Database
+from app.store.settle import Settled, Settlement, settle
+from app.telemetry import SETTLEMENTS
+
+MAX_ROWS = 500
+# Looked up once: labels() on the hot path would cost more than the rest of the bookkeeping.
+SETTLED = {
+    (verb, ok): SETTLEMENTS.labels(str(verb), str(ok).lower()) for verb in Verb for ok in (True, False)
+}
+
+
+class Settler:
+    """Settles by lease token. A database that is away is waited for as long as the lease can hold."""
+
+    def __init__(
+        self,
+        database: Database,
+        hub: Hub,
+        gatekeeper: Gatekeeper,
+        on_delayed: Callable[[], None],
+        patience_seconds: float,
+    ) -> None:
+        self._database = database
+        self._hub = hub
+        self._gatekeeper = gatekeeper
+        self._on_delayed = on_delayed
+        self._patience = patience_seconds
+        self._batcher: Batcher[Settlement, Settled] = Batcher(self._flush, max_weight=MAX_ROWS)
+
+    async def settle(self, settlement: Settlement) -> Settled:
+        """Settle once; raises Unavailable when the database is away."""
+        return await self._batcher.put(settlement)
+
+    async def settle_surely(self, settlement: Settlement) -> Settled:
+        """Settle, waiting for a database that is away until the lease has run out anyway."""
+        try:
+            return await self._batcher.put(settlement)
+        except Unavailable:
+            async for attempt in AsyncRetrying(
+                retry=retry_if_exception_type(Unavailable),
+                stop=stop_after_delay(self._patience),
+                wait=wait_random_exponential(0.2, 2),
+                reraise=True,
+            ):
+                with attempt:
+                    return await self._batcher.put(settlement)
+        raise AssertionError("unreachable")
+
+    async def settle_many(self, settlements: Sequence[Settlement]) -> Sequence[Settled]:
+        """A batch of its own, in one commit; at most one settlement per job."""
+        return await self._settle(settlements)
+
+    async def drain(self) -> None:
+        await self._batcher.drain()
+
+    async def _flush(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Exception]:
+        if len({each.job_id for each in settlements}) == len(settlements):
+            return await self._settle(settlements)
+        # Callers over HTTP may settle one job from two places at once; then one after the other.
+        return [(await self._settle([each]))[0] for each in settlements]
+
+    async def _settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+        settled = await settle(self._database, settlements)
+        self._hub.jobs_changed(each.job_id for each in settled)
+        self._gatekeeper.settled(settled)
+        delayed = False
+        ready = set()
+        for settlement, each in zip(settlements, settled, strict=True):
+            SETTLED[settlement.verb, each.ok].inc()
+            if each.state == "queued" and each.queue and each.lane:
+                if each.ready:
+                    ready.add((each.queue, each.lane))
+                else:
+                    delayed = True
+        if ready:
+            self._hub.work_ready(ready)
+        if delayed:
+            self._on_delayed()
+        return settled
+
+
+def as_settlement(job_id: str, lease_token: str, outcome: Outcome) -> Settlement:
+    """Each outcome is exactly one verb."""
+    match outcome:
+        case Succeeded(result, usage):
+            return Settlement(
+                job_id,
+                lease_token,
+                Verb.COMPLETE,
+                result=result,
+                usage=orjson.dumps(usage).decode() if usage else None,
+            )
+        case Failed(error):
+            return Settlement(job_id, lease_token, Verb.FAIL, error=error_json(error))
+        case Retry(error, delay_seconds):
+            return Settlement(
+                job_id,
+                lease_token,
+                Verb.RETRY,
+                error=error_json(error),
+                delay_seconds=delay_seconds,
+                jitter=_dice_jitter(),
+            )
+        case Deferred(delay_seconds, reason, error):
+            return Settlement(
+                job_id,
+                lease_token,
+                Verb.DEFER,
+                delay_seconds=delay_seconds,
+                reason=reason,
+                error=error_json(error) if error else None,
+            )
+        case Released(reason):
+            return Settlement(job_id, lease_token, Verb.RELEASE, reason=reason)
+        case Cancelled(reason):
+            return Settlement(job_id, lease_token, Verb.CANCEL, reason=reason)
+
+
+def error_json(error: JobError) -> str:
+    # Whatever a target said: PostgreSQL's JSON carries no NUL, and a settlement must not fail over its error.
+    message = error.message.replace("\0", "\ufffd")
+    said: dict[str, object] = {"code": error.code, "message": message, "retryable": error.retryable}
+    if error.status is not None:
+        said["status"] = error.status
+    return orjson.dumps(said).decode()
+
+
+def _dice_jitter() -> float:
+    return jitter(random.random())

@@ -1,0 +1,88 @@
+"""The slot keeper: which slots of which targets this process holds, and for how long still.
+
+It holds what it has for as long as nobody else wants it. When another replica does, it gives back what it
+does not use at the moment, down to nothing.
+"""
+
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+
+from app.errors import Unavailable
+from app.loops.loop import Loop
+from app.store.database import Database
+from app.store.holdings import release, renew, shrink, take
+
+LEASE_SECONDS = 10.0
+RENEW_SECONDS = 1.0
+# Before more is asked for again: whoever holds it finds out when it renews.
+ASK_AGAIN_SECONDS = 0.5
+# Held to be lost a little before the database does.
+MARGIN_SECONDS = 1.0
+
+
+class SlotKeeper:
+    def __init__(self, database: Database, worker: str, running: Callable[[str], int]) -> None:
+        self._database = database
+        # A worker's name may come back after a restart; a holder never does.
+        self._holder = f"{worker}:{secrets.token_hex(4)}"
+        self._running = running
+        self._held: dict[str, int] = {}
+        self._until: dict[str, float] = {}
+        self._asked: dict[str, float] = {}
+        self._loop = Loop("slots", self._renew, interval=RENEW_SECONDS)
+
+    def start(self) -> None:
+        self._loop.start()
+
+    async def stop(self) -> None:
+        await self._loop.stop()
+        # Given back at once for the others' sake; with the database away they wait for the lease to run out.
+        with contextlib.suppress(Unavailable):
+            await release(self._database, self._holder)
+
+    def free(self, target: str) -> int:
+        """Slots that are held and not in use."""
+        if self._until.get(target, 0.0) < time.monotonic():
+            return 0
+        return max(0, self._held.get(target, 0) - self._running(target))
+
+    async def more(self, target: str, total: int) -> int:
+        """Try to hold all that the target has; returns how many are free now."""
+        now = time.monotonic()
+        complete = self._held.get(target, 0) >= total and self._until.get(target, 0.0) > now
+        if not complete and now - self._asked.get(target, 0.0) >= ASK_AGAIN_SECONDS:
+            self._asked[target] = now
+            self._held[target] = await take(
+                self._database, target, self._holder, total=total, wanted=total, lease_seconds=LEASE_SECONDS
+            )
+            self._until[target] = now + LEASE_SECONDS - MARGIN_SECONDS
+        return min(self.free(target), max(0, total - self._running(target)))
+
+    def forget(self, target: str) -> None:
+        """Its number of slots changed: what is held is settled anew."""
+        self._held.pop(target, None)
+        self._asked.pop(target, None)
+
+    async def _renew(self) -> float | None:
+        if not self._held:
+            return None
+        began = time.monotonic()
+        rows = {
+            row["target"]: row
+            for row in await renew(self._database, self._holder, list(self._held), LEASE_SECONDS)
+        }
+        keep: dict[str, int] = {}
+        for target in list(self._held):
+            row = rows.get(target)
+            if row is None:
+                self._held.pop(target, None)
+                continue
+            self._until[target] = began + LEASE_SECONDS - MARGIN_SECONDS
+            running = self._running(target)
+            if row["wanted"] and running < self._held[target]:
+                keep[target] = self._held[target] = running
+        if keep:
+            await shrink(self._database, self._holder, keep)
+        return None

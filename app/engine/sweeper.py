@@ -1,0 +1,57 @@
+"""The sweeper: rescues or supersedes what lost its lease, expires what is late, ends overdue cancels."""
+
+import structlog
+
+from app.engine.gatekeeper import Gatekeeper
+from app.events.hub import Hub
+from app.loops.loop import Loop
+from app.store.database import Database
+from app.store.sweep import sweep
+from app.telemetry import SWEPT
+
+log = structlog.get_logger()
+
+
+class Sweeper:
+    """Any replica may run it; one at a time does."""
+
+    def __init__(
+        self,
+        database: Database,
+        hub: Hub,
+        gatekeeper: Gatekeeper,
+        *,
+        sweep_seconds: float,
+        cancel_grace_seconds: float,
+    ) -> None:
+        self._database = database
+        self._hub = hub
+        self._gatekeeper = gatekeeper
+        self._grace = cancel_grace_seconds
+        self._loop = Loop("sweeper", self._run_once, interval=sweep_seconds)
+
+    def start(self) -> None:
+        self._loop.start()
+
+    async def stop(self) -> None:
+        await self._loop.stop()
+
+    async def _run_once(self) -> float | None:
+        swept = await sweep(self._database, cancel_grace_seconds=self._grace)
+        if swept is None or not swept.jobs:
+            return None
+        for verb, moved in (
+            ("rescue", swept.rescued),
+            ("supersede", swept.superseded),
+            ("expire", swept.expired),
+            ("cancel", swept.cancelled),
+        ):
+            if moved:
+                SWEPT.labels(verb).inc(len(moved))
+                log.info("sweeper.moved", verb=verb, jobs=len(moved))
+        self._hub.jobs_changed(job["id"] for job in swept.jobs)
+        self._gatekeeper.swept(swept.jobs)
+        self._hub.work_ready(
+            {(job["queue"], job["lane"]) for job in swept.rescued if job["state"] == "queued"}
+        )
+        return 0 if swept.full else None

@@ -1,0 +1,323 @@
+"""The worker: claim → run → settle, with bounded slots.
+
+What it knows of waiting work are hints (`_known`): queues and lanes that may have claimable jobs, told
+by the hub at once and looked up in the database at each poll. A claim that comes back short forgets
+its lanes again.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import structlog
+
+from app.engine.pools import Pool
+from app.engine.scribe import Scribe, Transcript
+from app.engine.settler import Settler, as_settlement
+from app.errors import Unavailable
+from app.events.feed import Part
+from app.events.hub import Hub
+from app.executors.protocol import ClaimedJob
+from app.jobs.outcomes import Cancelled, JobError, Outcome, Released, Retry, Succeeded
+from app.jobs.states import Verb
+from app.loops.loop import Loop
+from app.store.claims import ROOM, SETTINGS, Claims, Seat, heads
+from app.store.database import Database
+from app.store.settle import Settlement, heartbeat
+from app.telemetry import CLAIMED, RUNNING
+
+log = structlog.get_logger()
+
+MAX_CLAIM = 500
+
+
+class LeaseLostError(Exception):
+    """The lease is gone: stop, and settle nothing."""
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One job on its way through this process; what its executor sees as its RunContext."""
+
+    worker: "Worker"
+    job: ClaimedJob
+    pool: Pool
+    claimed_at: float
+    lease_seconds: float
+    transcript: Transcript | None = None
+    task: "asyncio.Task[None] | None" = None
+    executing: bool = True
+    cancel_requested: bool = False
+    lease_lost: bool = False
+
+    async def start(self) -> None:
+        await self.worker.start_run(self)
+
+    def output(self, part: Part) -> None:
+        self._transcript().say(part)
+
+    async def progress(self, **fields: Any) -> None:
+        if not await self._transcript().note("progress", fields, progress=fields):
+            self._lost()
+
+    async def log(self, level: str, message: str) -> None:
+        if not await self._transcript().note("log", {"level": level, "message": message}):
+            self._lost()
+
+    def _transcript(self) -> Transcript:
+        if self.transcript is None:
+            self.transcript = self.worker.transcript_of(self)
+        return self.transcript
+
+    def open_feed(self) -> None:
+        self._transcript().open()
+
+    def _lost(self) -> None:
+        self.lease_lost = True
+        raise LeaseLostError
+
+
+class Worker:
+    """Claims for its pools and runs what it claimed."""
+
+    def __init__(  # noqa: PLR0913 - what it works with, each a part of its own
+        self,
+        database: Database,
+        hub: Hub,
+        settler: Settler,
+        scribe: Scribe,
+        claims: Claims,
+        pools: list[Pool],
+        *,
+        name: str,
+        lease_seconds: float,
+        poll_seconds: float,
+    ) -> None:
+        self.name = name
+        self._database = database
+        self._hub = hub
+        self._settler = settler
+        self._scribe = scribe
+        self._pools = pools
+        self._claims = claims
+        self._lease_seconds = lease_seconds
+        self._poll_seconds = poll_seconds
+        self._known: dict[str, set[str]] = {}
+        self._last_poll = 0.0
+        self._runs: dict[str, Run] = {}
+        self._stopping = False
+        self._claimer = Loop("worker", self._claim_round, interval=poll_seconds)
+        self._renew_seconds = min(lease_seconds / 3, 5)
+        self._keeper = Loop("lease-keeper", self._renew, interval=self._renew_seconds)
+        # Read when it is asked for: counting up and down would cost more than a noop does.
+        RUNNING.set_function(lambda: float(len(self._runs)))
+        hub.on_work(self._work_ready)
+        hub.on_cancel(self._cancel_requested)
+
+    def start(self) -> None:
+        self._claimer.start()
+        self._keeper.start()
+
+    def seat(self, queue: str, limit: int) -> Seat:
+        """What this worker claims in a queue with: its name, and the queue's lease or the server's."""
+        return Seat(self.name, limit, self._claims.lease_seconds(queue, self._lease_seconds))
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Claim no more; let runs finish within the grace; give the rest back to the queue."""
+        self._stopping = True
+        await self._claimer.stop()
+        tasks = [run.task for run in self._runs.values() if run.task]
+        if tasks:
+            _, unfinished = await asyncio.wait(tasks, timeout=grace_seconds)
+            for run in list(self._runs.values()):
+                self._interrupt(run)
+            if unfinished:
+                await asyncio.wait(unfinished, timeout=self._lease_seconds)
+        await self._keeper.stop()
+        await self._settler.drain()
+
+    # -- claiming ------------------------------------------------------------------------------------
+
+    def _work_ready(self, queue: str, lane: str) -> None:
+        if lane == ROOM:
+            self._claims.place_freed(queue)
+        elif lane != SETTINGS:
+            self._known.setdefault(queue, set()).add(lane)
+        self._claimer.wake()
+
+    async def _claim_round(self) -> float | None:
+        now = time.monotonic()
+        if now - self._last_poll >= self._poll_seconds:
+            self._last_poll = now
+            for head in await heads(self._database):
+                self._known.setdefault(head.queue, set()).add(head.lane)
+        again = False
+        for pool in self._pools:
+            for queue in list(self._known):
+                if self._stopping:
+                    return None
+                lanes = pool.lanes(self._known.get(queue, ()))
+                if pool.free and lanes and self._claims.closed_seconds(queue) is None:
+                    again |= await self._claim(pool, queue, lanes)
+        return 0 if again else self._seconds_until_open()
+
+    def _seconds_until_open(self) -> float | None:
+        """Until the first of the queues with known work may be asked again; None: the usual rest."""
+        closed = [self._claims.closed_seconds(queue) for queue in self._known]
+        return min([self._poll_seconds, *(seconds for seconds in closed if seconds is not None)])
+
+    async def _claim(self, pool: Pool, queue: str, lanes: list[str]) -> bool:
+        """Claim up to the pool's free slots; True when there may be more."""
+        limit = min(pool.free, MAX_CLAIM)
+        # Forgotten before the look, not after: a hint that comes in meanwhile must not be lost.
+        known = self._known[queue]
+        known.difference_update(lanes)
+        claimed = await self._claims.claim(queue, lanes, [self.seat(queue, limit)])
+        if claimed:
+            self.begin(pool, claimed)
+        if self._claims.closed_seconds(queue) is not None:
+            # Held back by a limit: there is more, for later.
+            known.update(lanes)
+            return False
+        if len(claimed) == limit:
+            known.update(lanes)
+            return pool.free > 0
+        if not known:
+            self._known.pop(queue, None)
+        return False
+
+    # -- running -------------------------------------------------------------------------------------
+
+    def begin(self, pool: Pool, claimed: Sequence[asyncpg.Record]) -> None:
+        """Run what was claimed in this worker's name."""
+        CLAIMED.inc(len(claimed))
+        for record in claimed:
+            job = ClaimedJob.from_record(record)
+            self._begin(Run(self, job, pool, time.monotonic(), record["lease_seconds"]))
+            if record["lease_seconds"] < self._lease_seconds:
+                self._keeper.wake()
+        self._hub.jobs_changed([record["id"] for record in claimed])
+        self._hub.webhooks_written(
+            [(record["id"], record["webhook_url"]) for record in claimed if record["webhook_url"]]
+        )
+
+    def _begin(self, run: Run) -> None:
+        run.pool.running += 1
+        self._runs[run.job.id] = run
+        if run.pool.live:
+            run.open_feed()
+        run.task = asyncio.create_task(self._run(run))
+
+    async def _run(self, run: Run) -> None:
+        try:
+            outcome = await self._execute(run)
+            run.executing = False
+            run.pool.running -= 1
+            run.pool.settling += 1
+            self._claimer.wake()
+            if run.transcript is not None:
+                await run.transcript.finish(result_follows=isinstance(outcome, Succeeded))
+            if outcome is not None:
+                await self._settler.settle_surely(as_settlement(run.job.id, run.job.lease_token, outcome))
+        except Unavailable:
+            log.warning("worker.settlement_given_up", job_id=run.job.id)
+        except Exception:
+            log.exception("worker.settlement_failed", job_id=run.job.id)
+        finally:
+            if run.transcript is not None:
+                run.transcript.close()
+            if run.executing:
+                run.pool.running -= 1
+            else:
+                run.pool.settling -= 1
+            if self._runs.get(run.job.id) is run:
+                del self._runs[run.job.id]
+            run.pool.on_settled()
+            self._claimer.wake()
+
+    async def _execute(self, run: Run) -> Outcome | None:
+        """Run the job; None when the lease was lost and there is nothing to settle."""
+        job = run.job
+        try:
+            if job.max_duration_seconds is None:
+                return await run.pool.executor.run(job, run)
+            async with asyncio.timeout(job.max_duration_seconds):
+                return await run.pool.executor.run(job, run)
+        except LeaseLostError:
+            return None
+        except asyncio.CancelledError:
+            if run.lease_lost:
+                return None
+            return Cancelled() if run.cancel_requested else Released()
+        except TimeoutError:
+            return Retry(
+                JobError(
+                    "attempt_timeout", "The attempt took longer than max_duration_seconds.", retryable=True
+                )
+            )
+        except Unavailable:
+            # The database went away under the run. The lease decides what happens next.
+            return Retry(
+                JobError("unavailable", "The database was not reachable during the run.", retryable=True)
+            )
+        except Exception as problem:
+            log.exception("worker.executor_crashed", job_id=job.id, kind=job.kind)
+            return Retry(
+                JobError(
+                    "executor_crashed", f"The executor crashed: {type(problem).__name__}.", retryable=True
+                )
+            )
+
+    def transcript_of(self, run: Run) -> Transcript:
+        return Transcript(self._scribe, run.job.id, run.job.lease_token, run.job.attempt, run.job.seq)
+
+    async def start_run(self, run: Run) -> None:
+        """loading → working."""
+        settled = await self._settler.settle_surely(Settlement(run.job.id, run.job.lease_token, Verb.START))
+        if not settled.ok:
+            run.lease_lost = True
+            raise LeaseLostError
+
+    # -- leases and cancels --------------------------------------------------------------------------
+
+    async def _renew(self) -> float | None:
+        now = time.monotonic()
+        await self._heartbeat(
+            run for run in self._runs.values() if now - run.claimed_at > run.lease_seconds / 4
+        )
+        # A queue may have a shorter lease than the server.
+        return min(self._renew_seconds, *(run.lease_seconds / 3 for run in self._runs.values()), math.inf)
+
+    async def _heartbeat(self, runs: Iterable[Run]) -> None:
+        runs = [run for run in runs if not run.lease_lost]
+        if not runs:
+            return
+        leases = await heartbeat(self._database, [(run.job.id, run.job.lease_token) for run in runs])
+        for run in runs:
+            lease = leases.get(run.job.id)
+            if lease is None:
+                # Either lost, or settled in this very moment; then there is nothing left to interrupt.
+                run.lease_lost = True
+                self._interrupt(run)
+            elif lease.cancel_requested:
+                self._cancel(run)
+
+    def _cancel_requested(self, job_ids: Iterable[str]) -> None:
+        for job_id in job_ids:
+            run = self._runs.get(job_id)
+            if run is not None:
+                self._cancel(run)
+
+    def _cancel(self, run: Run) -> None:
+        if not run.cancel_requested:
+            run.cancel_requested = True
+            self._interrupt(run)
+
+    def _interrupt(self, run: Run) -> None:
+        # Once executed, the settlement on its way must not be cut off.
+        if run.task is not None and run.executing:
+            run.task.cancel()

@@ -1,0 +1,119 @@
+"""Live output: what a run says, token by token, for those who listen in the same process.
+
+The running job's output is kept in memory as long as it runs, and every listener reads it at its own
+pace by position: a slow one holds a number, not a buffer. What listeners on other replicas get is the
+event log, where the same output stands in rows of 100 ms. Both count positions alike: a character of
+text is one, a frame (tool call, thinking, anything that is not plain text) is one.
+"""
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from app.loops.alarm import Alarm
+
+Part = str | dict[str, Any]
+
+# Tokens are strings of a few letters with fifty bytes of overhead each: once that many stand in a row,
+# they are joined. A listener that far behind gets them in one piece.
+JOIN_AFTER = 512
+
+
+def width(part: Part) -> int:
+    return len(part) if isinstance(part, str) else 1
+
+
+class LiveOutput:
+    """One run's output so far. A run is known by the seq of the event that began it."""
+
+    __slots__ = ("_joined", "_listeners", "_parts", "_starts", "closed", "end", "run")
+
+    def __init__(self, run: int) -> None:
+        self.run = run
+        self.end = 0
+        self.closed = False
+        self._parts: list[Part] = []
+        # Position at which each part begins.
+        self._starts: list[int] = []
+        self._joined = 0
+        self._listeners: set[Alarm] = set()
+
+    def add(self, part: Part) -> None:
+        self._parts.append(part)
+        self._starts.append(self.end)
+        self.end += width(part)
+        if len(self._parts) - self._joined > 2 * JOIN_AFTER:
+            self._join()
+        self._ring()
+
+    def close(self) -> None:
+        self.closed = True
+        self._ring()
+
+    def after(self, position: int) -> list[tuple[int, Part]]:
+        """What reaches beyond this position, each part with where it begins."""
+        if position >= self.end:
+            return []
+        first = max(0, bisect_right(self._starts, position) - 1)
+        return list(zip(self._starts[first:], self._parts[first:], strict=True))
+
+    @contextlib.contextmanager
+    def heard_by(self, alarm: Alarm) -> Iterator[None]:
+        """Rings whenever there is more, and at the end."""
+        self._listeners.add(alarm)
+        try:
+            yield
+        finally:
+            self._listeners.discard(alarm)
+
+    def _ring(self) -> None:
+        for alarm in self._listeners:
+            alarm.ring()
+
+    def _join(self) -> None:
+        """Join the older texts that stand side by side; positions stay what they are."""
+        until = self._joined + JOIN_AFTER
+        parts: list[Part] = []
+        starts: list[int] = []
+        texts: list[str] = []
+        for start, part in zip(
+            self._starts[self._joined : until], self._parts[self._joined : until], strict=True
+        ):
+            if isinstance(part, str):
+                if not texts:
+                    starts.append(start)
+                texts.append(part)
+                continue
+            if texts:
+                parts.append("".join(texts))
+                texts = []
+            parts.append(part)
+            starts.append(start)
+        if texts:
+            parts.append("".join(texts))
+        self._parts[self._joined : until] = parts
+        self._starts[self._joined : until] = starts
+        self._joined += len(parts)
+
+
+class Feed:
+    """The live outputs of this process's running jobs."""
+
+    def __init__(self, on_open: Callable[[str], None] = lambda _: None) -> None:
+        self._live: dict[str, LiveOutput] = {}
+        # Those who wait for the job's first word are told at once, not with its first row.
+        self._on_open = on_open
+
+    def open(self, job_id: str, run: int) -> LiveOutput:
+        live = self._live[job_id] = LiveOutput(run)
+        self._on_open(job_id)
+        return live
+
+    def close(self, job_id: str, live: LiveOutput) -> None:
+        live.close()
+        if self._live.get(job_id) is live:
+            del self._live[job_id]
+
+    def get(self, job_id: str) -> LiveOutput | None:
+        return self._live.get(job_id)

@@ -1,0 +1,295 @@
+"""Following a job's output from any position, live where it runs and through the log everywhere else.
+
+A reader's place is (run, position): which run of the job, and how far into what it said. When the job is
+run anew (its worker died, it was released or retried), the new run says everything from the start. As long
+as that repeats what the reader already has, the reader notices nothing; when it says something else, the
+reader is told, because what was sent cannot be taken back.
+"""
+
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import orjson
+
+from app.errors import InvalidRequest, NotFound, Unavailable
+from app.events.feed import Feed, LiveOutput, Part, width
+from app.events.hub import Hub, Watch
+from app.jobs.results import completion
+from app.jobs.states import TERMINAL
+from app.store.database import Database
+from app.store.events import Page, Want
+from app.store.read import get_job
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A piece of output: `position` is where it ends, so that a reader can resume right after it."""
+
+    run: int
+    position: int
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Quiet:
+    """Nothing for a while: time to keep the connection alive."""
+
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The job was run anew and says something else than before: the reader has to begin again. Comes last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The job ended, or the server is closing: then its state is not terminal. Comes last."""
+
+    job: asyncpg.Record
+
+
+Followed = Output | Quiet | Restarted | Ended
+
+# A run begins with its claim; its rows follow until the next one.
+_BEGINS = "loading"
+_WITH_OUTPUT: tuple[str, ...] = (_BEGINS, "output")
+_WITHOUT_OUTPUT: tuple[str, ...] = (_BEGINS,)
+
+# How long to wait before a database that is away is asked once more.
+AWAY_SECONDS = 1.0
+
+Unit = str | dict[str, Any]
+
+
+class _DivergedError(Exception):
+    """The new run does not repeat the old one."""
+
+
+class Follower:
+    """Follows one job's output. Holds no database connection while it waits."""
+
+    def __init__(self, database: Database, hub: Hub, feed: Feed, job_id: str, tenant: str) -> None:
+        self._database = database
+        self._hub = hub
+        self._feed = feed
+        self._job_id = job_id
+        self._tenant = tenant
+        self._watch: Watch | None = None
+        self._abandoned = False
+        # How far the log was read, and what is looked for in it.
+        self._seq = 0
+        self._types = _WITH_OUTPUT
+        # The run that is being read, and the position up to which the reader has it.
+        self._run = 0
+        self._position = 0
+        # What the reader has from an earlier run, as far as the new one has not yet repeated it.
+        self._past: list[Unit] | None = None
+        # A row is missing: the rest comes from the result, if positions in it are those of the run. They are
+        # not when the run said more than text.
+        self._hole = False
+        self._result_fits = True
+
+    async def resume(self, run: int, position: int) -> None:
+        """Go on behind what the reader already has. Raises InvalidRequest for a place never given out."""
+        events = (await self._page(run - 1, _WITHOUT_OUTPUT)).events
+        if not events or events[0]["seq"] != run:
+            raise InvalidRequest("Last-Event-ID is not an id of this job's stream.")
+        self._run, self._position, self._seq = run, position, run
+
+    def abandon(self) -> None:
+        """The reader is gone: what is being followed ends without a last word."""
+        self._abandoned = True
+        if self._watch is not None:
+            self._watch.ring()
+
+    async def follow(self, quiet_seconds: float, *, fresh: bool = False) -> AsyncGenerator[Followed, None]:
+        """Pieces in order, `Quiet` at least every `quiet_seconds`, and one of the two last words, once.
+
+        `fresh`: the job was enqueued just now, so there is nothing to read before something happens.
+        """
+        with self._hub.watch(self._job_id) as watch:
+            self._watch = watch
+            try:
+                silent = fresh and self._feed.get(self._job_id) is None
+                if silent and not await watch.changed(1, quiet_seconds):
+                    yield Quiet("queued")
+                async for each in self._follow(watch, quiet_seconds):
+                    yield each
+            except _DivergedError:
+                yield Restarted()
+
+    async def _follow(self, watch: Watch, quiet_seconds: float) -> AsyncIterator[Followed]:
+        while not self._abandoned:
+            live = self._feed.get(self._job_id)
+            # An older run that does not know yet that it lost its lease is not listened to.
+            if live is not None and live.run >= self._run:
+                with live.heard_by(watch):
+                    async for each in self._follow_live(live, watch, quiet_seconds):
+                        yield each
+            page = await self._page_when_there(watch)
+            if page is None:
+                yield Quiet("unknown")
+                continue
+            if not self._run:
+                page = await self._from_last_run(page)
+            for event in page.events:
+                for piece in await self._read(event):
+                    yield piece
+            self._seq = page.next_after
+            if not page.is_last:
+                continue
+            self._types = _WITH_OUTPUT
+            if page.state in TERMINAL or self._hub.closing:
+                job = await self._job()
+                # Unless it was revived in this very moment.
+                if job["state"] in TERMINAL or self._hub.closing:
+                    for piece in self._rest_of(job):
+                        yield piece
+                    yield Ended(job)
+                    return
+            if not await watch.changed(page.seq, quiet_seconds):
+                yield Quiet(page.state)
+
+    # -- where it runs -----------------------------------------------------------------------------
+
+    async def _follow_live(
+        self, live: LiveOutput, watch: Watch, quiet_seconds: float
+    ) -> AsyncIterator[Output | Quiet]:
+        await self._enter(live.run)
+        self._hole = False
+        reached = 0 if self._past is not None else self._position
+        spoke = time.monotonic()
+        while not self._abandoned:
+            for start, part in live.after(reached):
+                reached = start + width(part)
+                piece = self._piece(part, start)
+                if piece is not None:
+                    yield piece
+                    spoke = time.monotonic()
+            if live.closed and reached >= live.end:
+                # All of it was heard: the log has nothing to add but what came next.
+                self._seq, self._types, self._result_fits = live.run, _WITHOUT_OUTPUT, False
+                return
+            if live.end <= reached:
+                await watch.wait(max(0.01, quiet_seconds - (time.monotonic() - spoke)))
+            if time.monotonic() - spoke >= quiet_seconds:
+                yield Quiet("working")
+                spoke = time.monotonic()
+
+    # -- through the log ---------------------------------------------------------------------------
+
+    async def _page(self, after: int, types: tuple[str, ...]) -> Page:
+        page = await self._hub.log.read(Want(self._job_id, after, types))
+        if page is None or page.tenant != self._tenant:
+            raise NotFound("There is no such job.")
+        return page
+
+    async def _page_when_there(self, watch: Watch) -> Page | None:
+        """None while the database is away: the reader keeps its place, there is no reason to send it off."""
+        try:
+            return await self._page(self._seq, self._types)
+        except Unavailable:
+            if self._hub.closing:
+                raise
+            await watch.wait(AWAY_SECONDS)
+            return None
+
+    async def _job(self) -> asyncpg.Record:
+        job = await get_job(self._database, self._job_id, self._tenant)
+        if job is None:
+            raise NotFound("There is no such job.")
+        return job
+
+    async def _read(self, event: asyncpg.Record) -> list[Output]:
+        if event["type"] == _BEGINS:
+            await self._enter(event["seq"])
+            return []
+        return [piece for part, start in _parts(event) if (piece := self._piece(part, start)) is not None]
+
+    async def _from_last_run(self, page: Page) -> Page:
+        """A reader who has nothing yet begins with the run that counts; what earlier ones said is history."""
+        runs = [event["seq"] for event in page.events if event["type"] == _BEGINS]
+        known = page
+        while not known.is_last:
+            known = await self._page(known.next_after, _WITHOUT_OUTPUT)
+            runs += [event["seq"] for event in known.events]
+        if len(runs) < 2:
+            return page
+        return await self._page(runs[-1] - 1, _WITH_OUTPUT)
+
+    async def _enter(self, run: int) -> None:
+        """A run begins. What the reader has from an earlier one is remembered, to be compared."""
+        if run <= self._run:
+            return
+        if self._position and self._past is None:
+            self._past = await self._recall(self._run, self._position)
+            if not self._past:
+                raise _DivergedError
+        self._run, self._hole, self._result_fits = run, False, True
+
+    async def _recall(self, run: int, position: int) -> list[Unit]:
+        """What the log knows of the first `position` units of that run; the last moments may be missing."""
+        units: list[Unit] = []
+        after = run
+        while True:
+            page = await self._page(after, _WITH_OUTPUT)
+            for event in page.events:
+                if event["type"] == _BEGINS:
+                    return units[:position]
+                for part, start in _parts(event):
+                    if start != len(units):
+                        return units[:position]
+                    units += _units(part)
+                if len(units) >= position:
+                    return units[:position]
+            if page.is_last:
+                return units[:position]
+            after = page.next_after
+
+    def _rest_of(self, job: asyncpg.Record) -> Iterator[Output]:
+        """What was never written down as a row stands in the result: a quick run's whole answer."""
+        if job["state"] != "done" or job["kind"] == "embed" or not self._result_fits:
+            return
+        self._hole = False
+        text = completion(job["kind"], job["result"])
+        piece = self._piece(text, 0) if text else None
+        if piece is not None:
+            yield piece
+
+    def _piece(self, part: Part, start: int) -> Output | None:
+        """What of this part lies beyond the reader's position."""
+        if not isinstance(part, str):
+            self._result_fits = False
+        if self._past is not None:
+            self._compare(part, start, self._past)
+        end = start + width(part)
+        if start > self._position and self._result_fits:
+            self._hole = True
+        if end <= self._position or self._hole:
+            return None
+        if isinstance(part, str) and start < self._position:
+            part = part[self._position - start :]
+        self._position, self._past = end, None
+        return Output(self._run, end, part)
+
+    def _compare(self, part: Part, start: int, past: list[Unit]) -> None:
+        for offset, unit in enumerate(_units(part)[: max(0, len(past) - start)]):
+            if past[start + offset] != unit:
+                raise _DivergedError
+
+
+def _parts(event: asyncpg.Record) -> Iterator[tuple[Part, int]]:
+    """The parts of an output row, each with the position at which it begins."""
+    data = orjson.loads(event["data"])
+    start: int = data["offset"]
+    for part in data.get("parts") or [data["text"]]:
+        yield part, start
+        start += width(part)
+
+
+def _units(part: Part) -> list[Unit]:
+    return list(part) if isinstance(part, str) else [part]

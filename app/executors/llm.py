@@ -1,0 +1,275 @@
+"""Kinds chat, generate and embed on a target: load, start, stream, settle.
+
+The answer is streamed inside even when the caller did not ask for it: so a cancel takes effect at once, the
+log grows while the model speaks, and a target that has fallen silent is noticed.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
+from typing import Protocol
+
+import msgspec
+
+from app.dialects import (
+    Dialect,
+    Frame,
+    FrameDecoder,
+    GarbledAnswer,
+    IncompleteAnswer,
+    Kind,
+    UntranslatableRequest,
+    affinity_key,
+    emptiness,
+    empty_answer,
+    endpoint,
+    error_message,
+    load_request,
+    parse_frame,
+    streaming_request,
+    translate_request,
+)
+from app.dialects.shapes import as_dict
+from app.dialects.to_openai import CUT_SHORT
+from app.executors.protocol import ClaimedJob, RunContext
+from app.executors.speech import Speech
+from app.jobs.lanes import TARGET_ASLEEP
+from app.jobs.outcomes import Deferred, Failed, JobError, Outcome, Retry, Succeeded
+from app.jobs.retry import defer_delay
+from app.outbound import OutboundError, OutboundTimeout, OutboundUnreachable
+from app.outbound.stream import AnswerCutError, StreamedAnswer
+
+MAX_ERROR_BYTES = 64 * 1024
+MAX_WHOLE_BYTES = 256 * 1024 * 1024
+MAX_MESSAGE = 2000
+MAX_BUSY_SECONDS = 60.0
+
+_KINDS: dict[str, Kind] = {"chat": "chat", "generate": "generate", "embed": "embed"}
+
+
+class TargetLine(Protocol):
+    """The target that the job was claimed for."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def dialect(self) -> Dialect: ...
+
+    def own_name(self, model: str) -> str: ...
+
+    def request(
+        self, method: str, path: str, content: bytes = b"", idle_seconds: float | None = None
+    ) -> AbstractAsyncContextManager[StreamedAnswer]: ...
+
+    def answered(self) -> None: ...
+
+    def undecided(self) -> None: ...
+
+    def failed(self, problem: str) -> None: ...
+
+    def unreachable(self, problem: str) -> None: ...
+
+    def is_resident(self, affinity: str) -> bool: ...
+
+    def loaded(self, affinity: str) -> None: ...
+
+    def unloaded(self, affinity: str) -> None: ...
+
+    def out_of_date(self) -> None: ...
+
+
+class _RefusedError(Exception):
+    """The target answered with an error status."""
+
+    def __init__(self, status: int, message: str, retry_after: float | None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.retry_after = retry_after
+
+
+class LlmExecutor:
+    """Runs jobs on one target."""
+
+    def __init__(self, line: TargetLine, dice: Callable[[], float] = random.random) -> None:
+        self._line = line
+        self._dice = dice
+
+    async def run(self, job: ClaimedJob, context: RunContext) -> Outcome:
+        try:
+            outcome = await self._run(job, context)
+        except (
+            UntranslatableRequest,
+            _RefusedError,
+            OutboundError,
+            GarbledAnswer,
+            IncompleteAnswer,
+        ) as problem:
+            return self._trouble(job, problem)
+        except BaseException:
+            self._line.undecided()
+            raise
+        if isinstance(outcome, Succeeded):
+            self._line.answered()
+        return outcome
+
+    def _trouble(self, job: ClaimedJob, problem: Exception) -> Outcome:
+        """A target that cannot be reached is nobody's fault; one that answers badly costs an attempt."""
+        match problem:
+            case UntranslatableRequest():
+                self._line.undecided()
+                return Failed(JobError("untranslatable_request", str(problem), status=400))
+            case _RefusedError():
+                return self._refused(job, problem)
+            case OutboundUnreachable():
+                self._line.unreachable(problem.reason)
+                return Deferred(
+                    defer_delay(job.deferrals, self._dice()),
+                    TARGET_ASLEEP,
+                    JobError("target_unreachable", f"{self._line.name}: {problem.reason}", retryable=True),
+                )
+            case OutboundTimeout():
+                return self._bad_answer("target_timeout", problem.reason)
+            case AnswerCutError() | IncompleteAnswer():
+                return self._bad_answer("answer_cut_short", str(problem))
+            case _:
+                return self._bad_answer("target_garbled", f"the target's answer could not be read: {problem}")
+
+    async def _run(self, job: ClaimedJob, context: RunContext) -> Outcome:
+        kind = _KINDS[job.kind]
+        dialect: Dialect = "openai" if job.dialect == "openai" else "ollama"
+        body = msgspec.json.decode(job.payload, type=dict)
+        model = job.model or ""
+        if dialect == "ollama" and (reason := emptiness(kind, body)) is not None:
+            return await self._only_load(job, kind, body, reason, context)
+        sent = streaming_request(
+            kind, translate_request(kind, body, dialect, self._line.dialect), self._line.dialect
+        )
+        if self._line.dialect == "openai":
+            sent = {**sent, "model": self._line.own_name(model)}
+        affinity = affinity_key(model, as_dict(sent.get("options")))
+        if self._line.dialect == "ollama" and not self._line.is_resident(affinity):
+            load = load_request(kind, sent)
+            await self._whole(endpoint(kind, "ollama", load), load)
+        self._line.loaded(affinity)
+        speech = Speech(kind, self._line.dialect, job, body, context)
+        # Told at once, but not waited for: the caller's first word is not to wait for a commit.
+        starting = asyncio.ensure_future(context.start())
+        try:
+            await self._stream(kind, sent, speech)
+        except BaseException:
+            # Settled in order: whatever becomes of the run comes after its start.
+            await asyncio.gather(starting, return_exceptions=True)
+            raise
+        await starting
+        if _unloads(sent):
+            self._line.unloaded(affinity)
+        else:
+            self._line.loaded(affinity)
+        if speech.error is not None:
+            code = "answer_cut_short" if speech.error == CUT_SHORT else "target_error"
+            return self._bad_answer(code, speech.error)
+        return speech.outcome()
+
+    async def _stream(self, kind: Kind, sent: Frame, speech: Speech) -> None:
+        path = endpoint(kind, self._line.dialect, sent)
+        async with self._line.request("POST", path, msgspec.json.encode(sent)) as answer:
+            await _raise_refusal(answer)
+            if kind == "embed":
+                speech.hear(parse_frame(await answer.read(MAX_WHOLE_BYTES)))
+                return
+            decoder = FrameDecoder(self._line.dialect)
+            async for chunk in answer.chunks():
+                for frame in decoder.feed(chunk):
+                    speech.hear(frame)
+            for frame in decoder.finish():
+                speech.hear(frame)
+        speech.end()
+
+    async def _only_load(
+        self, job: ClaimedJob, kind: Kind, body: Frame, reason: str, context: RunContext
+    ) -> Outcome:
+        """An empty request loads or unloads the model, and that is all."""
+        affinity = affinity_key(job.model or "", as_dict(body.get("options")))
+        answer = empty_answer(
+            kind, job.model or "", datetime.now(UTC), "unload" if reason == "unload" else "load"
+        )
+        if self._line.dialect == "ollama":
+            answer = await self._whole(endpoint(kind, "ollama", body), {**body, "stream": False})
+        if reason == "unload":
+            self._line.unloaded(affinity)
+        else:
+            self._line.loaded(affinity)
+        await context.start()
+        return Succeeded(msgspec.json.encode(answer).decode())
+
+    async def _whole(self, path: str, body: Frame) -> Frame:
+        async with self._line.request("POST", path, msgspec.json.encode(body)) as answer:
+            await _raise_refusal(answer)
+            whole = parse_frame(await answer.read(MAX_WHOLE_BYTES))
+        problem = error_message(whole)
+        if problem is not None:
+            raise _RefusedError(500, problem, None)
+        return whole
+
+    def _refused(self, job: ClaimedJob, refused: _RefusedError) -> Outcome:
+        message = refused.message[:MAX_MESSAGE]
+        if refused.status in (429, 503):
+            self._line.undecided()
+            delay = refused.retry_after
+            if delay is None:
+                delay = min(MAX_BUSY_SECONDS, defer_delay(job.deferrals, self._dice()))
+            return Deferred(delay, "target_busy", JobError("target_busy", message, retryable=True))
+        if refused.status >= 500:
+            return self._bad_answer("target_error", message)
+        self._line.answered()
+        if refused.status == 404 and "not found" in message:
+            self._line.out_of_date()
+            return Failed(JobError("model_not_found", message, status=404))
+        return Failed(JobError("target_rejected", message, status=refused.status))
+
+    def _bad_answer(self, code: str, message: str) -> Retry:
+        self._line.failed(f"{code}: {message}")
+        return Retry(JobError(code, message[:MAX_MESSAGE], retryable=True))
+
+
+async def _raise_refusal(answer: StreamedAnswer) -> None:
+    if answer.status < 300:
+        return
+    body = await answer.read(MAX_ERROR_BYTES)
+    try:
+        message = error_message(parse_frame(body))
+    except GarbledAnswer:
+        message = None
+    text = body[:500].decode("utf-8", "replace").strip()
+    # A redirect is a target that is set up wrongly; nobody follows it with a token in the hand.
+    status = answer.status if answer.status >= 400 else 502
+    raise _RefusedError(
+        status, message or f"HTTP {answer.status}: {text}", _seconds(answer.headers.get("retry-after"))
+    )
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    if retry_after is None or not retry_after.isascii() or not retry_after.isdigit() or len(retry_after) > 6:
+        return None
+    return min(float(retry_after), 300.0)
+
+
+def _unloads(sent: Frame) -> bool:
+    return sent.get("keep_alive") in (0, "0", "0s", "0m")
+
+
+class UnservedExecutor:
+    """For models that no target has, once every target was asked."""
+
+    async def run(self, job: ClaimedJob, context: RunContext) -> Outcome:
+        if job.target is not None:
+            return Failed(
+                JobError(
+                    "model_not_found", f"model '{job.model}' not found on target '{job.target}'", status=404
+                )
+            )
+        return Failed(JobError("model_not_found", f"model '{job.model}' not found", status=404))

@@ -1,0 +1,1 @@
+"""What a job is: states, transitions, request shapes, retry arithmetic. Pure; no I/O lives here."""

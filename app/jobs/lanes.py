@@ -1,0 +1,47 @@
+"""Lanes: which claimers may take a job.
+
+A lane is the kind for jobs that any worker of that kind can run, and target + model + runner options
+for LLM jobs, so that work for one resident model can be claimed together. Claims walk one lane's part
+of the index, so a backlog that this claimer cannot run never stands in its way.
+"""
+
+from typing import NamedTuple
+
+LLM_KINDS = frozenset({"chat", "generate", "embed"})
+BUILTIN_KINDS = frozenset({"noop", "http"})
+DEFAULT_TENANT = "default"
+# Why a queued job waits: no target that could serve it answers.
+TARGET_ASLEEP = "target_asleep"
+
+# Options that make an Ollama runner reload its model when they change.
+RUNNER_OPTIONS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread")
+
+_MARK = "llm"
+_SEPARATOR = "|"
+
+
+class LlmLane(NamedTuple):
+    """The parts of an LLM lane. `target` is empty unless the job is pinned to one."""
+
+    target: str
+    options: str
+    model: str
+
+
+def llm_lane(model: str, options: str = "", target: str | None = None) -> str:
+    # The model comes last: it is the caller's text and may itself contain the separator.
+    return _SEPARATOR.join((_MARK, target or "", options, model))
+
+
+def parse_llm_lane(lane: str) -> LlmLane | None:
+    parts = lane.split(_SEPARATOR, 3)
+    if parts[0] != _MARK or len(parts) != 4:
+        return None
+    return LlmLane(parts[1], parts[2], parts[3])
+
+
+def kind_lane(kind: str, tenant: str = DEFAULT_TENANT) -> str:
+    """Kinds run by workers over HTTP are claimable by their own tenant's workers only."""
+    if kind in BUILTIN_KINDS or tenant == DEFAULT_TENANT:
+        return kind
+    return f"{tenant}/{kind}"

@@ -1,0 +1,24 @@
+"""Retry arithmetic. Randomness comes in as an argument: a factor in [0, 1)."""
+
+from collections.abc import Sequence
+
+DEFAULT_MAX_ATTEMPTS = 5
+DEFAULT_BACKOFF_SECONDS: tuple[float, ...] = (5.0, 30.0, 120.0, 600.0, 1800.0)
+JITTER = 0.2
+MAX_DEFER_SECONDS = 300.0
+
+
+def jitter(dice: float) -> float:
+    """A factor around 1 that spreads retries by ±20 %, so that a herd does not come back as one."""
+    return 1.0 - JITTER + 2 * JITTER * dice
+
+
+def backoff(attempt: int, ladder: Sequence[float] | None, dice: float) -> float:
+    """Seconds until the next try, after `attempt` tries; the last rung repeats."""
+    rungs = ladder or DEFAULT_BACKOFF_SECONDS
+    return rungs[min(max(attempt, 1), len(rungs)) - 1] * jitter(dice)
+
+
+def defer_delay(deferrals: int, dice: float) -> float:
+    """Seconds to wait for a target that is away: doubling from 1 s up to 5 min, jittered."""
+    return float(min(MAX_DEFER_SECONDS, 2.0 ** min(deferrals, 12)) * jitter(dice))

@@ -1,0 +1,289 @@
+"""A submitted job: from the bytes of a request to a `NewJob` row, checked field by field."""
+
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import cache
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from app.errors import InvalidRequest
+from app.jobs import lanes, verbatim
+from app.jobs.ids import is_id, new_id
+from app.jobs.states import EXTRA_EVENT_TYPES, RESERVED_EVENT_TYPES, State
+from app.jobs.verbatim import Members
+
+# \Z, not $: that would let a line break at the end pass.
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._:\-]{0,127}\Z"
+EVENT_TYPE = r"^[A-Za-z][A-Za-z0-9._\-]{0,63}\Z"
+NO_NUL = r"^[^\x00]*\Z"
+TEN_YEARS = 315_576_000.0
+MAX_METADATA_ENTRIES = 64
+# One step inside what datetime can hold: the driver takes the ends themselves for -infinity and infinity.
+FIRST_MOMENT = datetime.min.replace(microsecond=1, tzinfo=UTC)
+LAST_MOMENT = datetime.max.replace(microsecond=0, tzinfo=UTC)
+
+Name = Annotated[str, Meta(pattern=NAME)]
+Seconds = Annotated[float, Meta(ge=0, le=TEN_YEARS)]
+Moment = Annotated[datetime, Meta(tz=True)]
+Backoff = Annotated[list[Seconds], Meta(min_length=1, max_length=50)]
+MetadataKey = Annotated[str, Meta(min_length=1, max_length=128, pattern=NO_NUL)]
+MetadataValue = Annotated[str, Meta(max_length=2048, pattern=NO_NUL)]
+
+
+class Extensions(msgspec.Struct, frozen=True, gc=False):
+    """The fields that are Foreman's own; whatever else stands beside them is the work."""
+
+    kind: Name = "chat"
+    queue: Name = "default"
+    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
+    run_at: Moment | None = None
+    delay_seconds: Seconds | None = None
+    deadline: Moment | None = None
+    deadline_seconds: Annotated[float, Meta(gt=0, le=TEN_YEARS)] | None = None
+    max_duration_seconds: Annotated[float, Meta(gt=0, le=TEN_YEARS)] | None = None
+    max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
+    backoff_seconds: Seconds | Backoff | None = None
+    parent_id: str | None = None
+    state_webhook_url: Annotated[str, Meta(min_length=1, max_length=2048, pattern=NO_NUL)] | None = None
+    webhook_events: Annotated[list[Annotated[str, Meta(pattern=EVENT_TYPE)]], Meta(max_length=50)] | None = (
+        None
+    )
+    webhook_secret: Annotated[str, Meta(max_length=512)] | None = None
+    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=MAX_METADATA_ENTRIES)] | None = None
+    target: Name | None = None
+    depends_on: Annotated[list[str], Meta(max_length=100)] | None = None
+    on_dependency_failure: Literal["cancel", "run"] | None = None
+
+
+# Numbers become part of the lane, which is indexed and so must stay short.
+RunnerNumber = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+
+
+class RunnerOptions(msgspec.Struct, frozen=True, gc=False):
+    """The options that decide which resident model can serve a job; see lanes.RUNNER_OPTIONS."""
+
+    num_ctx: RunnerNumber | UnsetType | None = UNSET
+    num_batch: RunnerNumber | UnsetType | None = UNSET
+    num_gpu: RunnerNumber | UnsetType | None = UNSET
+    main_gpu: RunnerNumber | UnsetType | None = UNSET
+    use_mmap: bool | UnsetType | None = UNSET
+    num_thread: RunnerNumber | UnsetType | None = UNSET
+
+
+class LlmBody(msgspec.Struct, frozen=True, gc=False):
+    """What Foreman itself needs to understand of an Ollama-shaped body."""
+
+    model: Annotated[str, Meta(min_length=1, max_length=512, pattern=NO_NUL)]
+    messages: list[dict[str, Any]] | None = None
+    options: RunnerOptions | None = None
+
+
+EXTENSION_FIELDS = frozenset(Extensions.__struct_fields__)
+_decode_extensions = msgspec.json.Decoder(Extensions).decode
+_decode_llm = msgspec.json.Decoder(LlmBody).decode
+
+
+@dataclass(slots=True)
+class NewJob:
+    """A job about to be enqueued: one row of the insert."""
+
+    id: str
+    tenant: str
+    queue: str
+    lane: str
+    kind: str
+    payload: str
+    model: str | None = None
+    priority: int = 0
+    interactive: bool = False
+    run_at: datetime | None = None
+    delay_seconds: float | None = None
+    deadline: datetime | None = None
+    deadline_seconds: float | None = None
+    max_duration_seconds: float | None = None
+    max_attempts: int | None = None
+    backoff_seconds: list[float] | None = None
+    parent_id: str | None = None
+    webhook_url: str | None = None
+    webhook_events: list[str] | None = None
+    # As it came; what is stored is the sealed form, which whoever takes the job in puts beside it.
+    webhook_secret: str | None = field(default=None, repr=False)
+    sealed_webhook_secret: bytes | None = None
+    metadata: str | None = None
+    target: str | None = None
+    request_id: str | None = None
+    traceparent: str | None = None
+    tracestate: str | None = None
+    depends_on: list[str] | None = None
+    on_dependency_failure: str | None = None
+    # Decided by the queue's settings, not by the caller.
+    concurrency_key: str | None = None
+    fair_value: str | None = None
+    dialect: str | None = None
+
+
+def parse_submission(parts: Members, body: bytes, tenant: str) -> NewJob:
+    """Check a submitted job and make its row. Raises InvalidRequest naming every wrong field."""
+    try:
+        fields = _decode_extensions(body)
+    except msgspec.ValidationError as problem:
+        raise explain(parts, Extensions) from problem
+    _check_pairs(fields)
+    if fields.kind in lanes.LLM_KINDS:
+        model, lane = _llm_lane(parts, body, fields.target)
+        payload = verbatim.assemble(parts, EXTENSION_FIELDS)
+    else:
+        model, lane = None, lanes.kind_lane(fields.kind, tenant)
+        payload = _payload(parts)
+    return NewJob(
+        id=new_id(),
+        tenant=tenant,
+        queue=fields.queue,
+        lane=lane,
+        kind=fields.kind,
+        payload=payload,
+        model=model,
+        priority=fields.priority,
+        run_at=_utc("run_at", fields.run_at),
+        delay_seconds=fields.delay_seconds,
+        deadline=_utc("deadline", fields.deadline),
+        deadline_seconds=fields.deadline_seconds,
+        max_duration_seconds=fields.max_duration_seconds,
+        max_attempts=fields.max_attempts,
+        backoff_seconds=_ladder(fields.backoff_seconds),
+        parent_id=fields.parent_id,
+        webhook_url=fields.state_webhook_url,
+        webhook_events=fields.webhook_events,
+        webhook_secret=fields.webhook_secret,
+        metadata=bytes(parts["metadata"]).decode() if fields.metadata else None,
+        target=fields.target,
+        depends_on=list(dict.fromkeys(fields.depends_on)) if fields.depends_on else None,
+        on_dependency_failure=fields.on_dependency_failure,
+    )
+
+
+def _check_pairs(fields: Extensions) -> None:
+    if fields.run_at is not None and fields.delay_seconds is not None:
+        raise invalid("delay_seconds", "give run_at or delay_seconds, not both")
+    if fields.deadline is not None and fields.deadline_seconds is not None:
+        raise invalid("deadline_seconds", "give deadline or deadline_seconds, not both")
+    if fields.parent_id is not None and not is_id(fields.parent_id):
+        raise invalid("parent_id", "is not a job id")
+    for dependency in fields.depends_on or ():
+        if not is_id(dependency):
+            raise invalid("depends_on", f"{shown(dependency)} is not a job id")
+    if fields.on_dependency_failure is not None and not fields.depends_on:
+        raise invalid("on_dependency_failure", "means nothing without depends_on")
+    if fields.state_webhook_url is None and (fields.webhook_events or fields.webhook_secret):
+        raise invalid("state_webhook_url", "is needed when webhook_events or webhook_secret is given")
+    for name in fields.webhook_events or ():
+        _check_event_name(name)
+
+
+def _check_event_name(name: str) -> None:
+    """Foreman's own types by their word; a caller's own have a dot, so that no slip passes for one."""
+    if name in RESERVED_EVENT_TYPES or ("." in name and not name.startswith("job.")):
+        return
+    known = ", ".join([*State, *sorted(EXTRA_EVENT_TYPES)])
+    raise invalid(
+        "webhook_events",
+        f"{shown(name)} is not an event type: there are {known}, and names of your own with a dot",
+    )
+
+
+def _llm_lane(parts: Members, body: bytes, target: str | None) -> tuple[str, str]:
+    try:
+        llm = _decode_llm(body)
+    except msgspec.ValidationError as problem:
+        raise explain(parts, LlmBody) from problem
+    return llm.model, lanes.llm_lane(llm.model, options_key(llm.options), target)
+
+
+def options_key(options: RunnerOptions | None) -> str:
+    if options is None:
+        return ""
+    given = ((name, getattr(options, name)) for name in lanes.RUNNER_OPTIONS)
+    return ",".join(f"{name}={value}" for name, value in given if value is not UNSET and value is not None)
+
+
+def _payload(parts: Members) -> str:
+    unknown = sorted(parts.keys() - EXTENSION_FIELDS - {"payload"})
+    if unknown:
+        raise InvalidRequest(
+            f"Not known beside payload: {', '.join(map(shown, unknown))}.",
+            errors=[{"field": name, "message": "is unknown; the work goes into payload"} for name in unknown],
+        )
+    raw = parts.get("payload")
+    if raw is None:
+        return "{}"
+    text = bytes(raw).decode()
+    if not text.startswith("{"):
+        raise invalid("payload", "must be an object")
+    return text
+
+
+def _utc(field: str, moment: datetime | None) -> datetime | None:
+    if moment is None:
+        return None
+    try:
+        return min(max(moment.astimezone(UTC), FIRST_MOMENT), LAST_MOMENT)
+    except OverflowError as problem:
+        raise invalid(field, "is out of range") from problem
+
+
+def _ladder(backoff: float | list[float] | None) -> list[float] | None:
+    return [backoff] if isinstance(backoff, int | float) else backoff
+
+
+def is_name(text: str) -> bool:
+    return re.match(NAME, text) is not None
+
+
+def shown(text: str) -> str:
+    """A caller's own text, made short enough to be named in an error."""
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+def invalid(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{shown(field)}: {message}.", errors=[{"field": field, "message": message}])
+
+
+def explain(parts: Members, shape: type[msgspec.Struct]) -> InvalidRequest:
+    """Off the hot path: decode each field on its own, so that all the wrong ones are named."""
+    errors = []
+    for info in _field_infos(shape):
+        raw = parts.get(info.encode_name)
+        if raw is None:
+            if info.required:
+                errors.append({"field": info.encode_name, "message": "is required"})
+            continue
+        try:
+            msgspec.json.decode(raw, type=info.type)
+        except (msgspec.ValidationError, msgspec.DecodeError) as problem:
+            errors.append({"field": info.encode_name, "message": _plain(str(problem))})
+    named = "; ".join(f"{error['field']}: {error['message']}" for error in errors)
+    return InvalidRequest(
+        f"{named}." if named else "The request does not have the right shape.", errors=errors
+    )
+
+
+@cache
+def _field_infos(shape: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    return msgspec.structs.fields(shape)
+
+
+def _plain(message: str) -> str:
+    """msgspec's messages, for people: no type names of ours, patterns in words."""
+    message = re.sub(r"matching regex '\^\[A-Z.*'", "of letters, digits and . _ : - (1 to 128)", message)
+    message = re.sub(r"matching regex .*", "without forbidden characters", message)
+    message = (
+        message.replace(" - at `$", " at `$")
+        .replace(" | null`", "`")
+        .replace("`str`", "a string")
+        .replace("`int`", "an integer")
+    )
+    message = message.replace("`float`", "a number").replace("`datetime`", "an RFC 3339 timestamp")
+    return re.sub(r"\s+", " ", message[:1].lower() + message[1:])

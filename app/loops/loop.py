@@ -1,0 +1,68 @@
+"""The shape of every background loop: run once, rest, until told to stop; woken early by a signal."""
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from app.errors import Unavailable
+
+log = structlog.get_logger()
+
+RETRY_SECONDS = 0.5
+MAX_RETRY_SECONDS = 10.0
+
+
+class Loop:
+    """Calls `run_once` for ever. It returns the seconds to rest, or None for the usual interval.
+
+    A database that is away is waited for quietly; a bug is logged with its trace and the loop goes on.
+    """
+
+    def __init__(self, name: str, run_once: Callable[[], Awaitable[float | None]], interval: float) -> None:
+        self.name = name
+        self._run_once = run_once
+        self._interval = interval
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name=self.name)
+
+    def wake(self) -> None:
+        """Run again now (or right after the current run)."""
+        self._wake.set()
+
+    async def stop(self) -> None:
+        """Let the current run finish, then end."""
+        self._stopping = True
+        self._wake.set()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        failures = 0
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                rest = await self._run_once()
+                failures = 0
+            except Exception as problem:
+                failures += 1
+                rest = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2 ** min(failures, 6)) * (0.5 + random.random())
+                if isinstance(problem, Unavailable):
+                    log.warning("loop.database_away", loop=self.name, retry_seconds=round(rest, 2))
+                else:
+                    log.exception("loop.failed", loop=self.name)
+            await self._rest(self._interval if rest is None else rest)
+
+    async def _rest(self, seconds: float) -> None:
+        if self._stopping or seconds <= 0:
+            # Even a loop that never rests lets the others run.
+            await asyncio.sleep(0)
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), seconds)

@@ -1,0 +1,287 @@
+"""`foreman serve`: the database, the migrations, the processes, the signals.
+
+One process serves by itself. With several, the parent owns the embedded PostgreSQL and the listening
+socket, and keeps the serving processes alive; it serves nothing itself.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from multiprocessing.connection import wait
+from multiprocessing.context import SpawnProcess
+from types import FrameType
+
+import structlog
+import uvicorn
+import uvloop
+
+from app.api.cors import with_cors
+from app.api.protocol import paced
+from app.config import Settings, SettingsError
+from app.errors import Unavailable
+from app.main import Foreman, create_app
+from app.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from app.store.migrate import migrate
+from app.targets.config import from_environment
+from app.telemetry import configure_logging
+from app.webhooks.outgoing import Outgoing, for_development
+
+log = structlog.get_logger()
+
+DATABASE_PATIENCE_SECONDS = 30.0
+PR_SET_PDEATHSIG = 1
+# A process that keeps dying is restarted ever more slowly.
+RESTART_SECONDS = (0.1, 0.5, 1, 2, 5, 10)
+
+
+class ServeError(Exception):
+    """Serving cannot begin; the message says why."""
+
+
+def serve(settings: Settings) -> None:
+    """Serve until told to stop. Raises SettingsError or ServeError when it cannot begin."""
+    configure_logging(settings.log_level, settings.log_format)
+    _allow_many_connections()
+    # Wrong settings are said before anything is started.
+    Outgoing(settings)
+    from_environment(settings.ollama_url, settings.ollama_slots, settings.targets)
+    with listening_socket(settings) as listener, database(settings) as (ready, postgres):
+        uvloop.run(_migrate_patiently(ready.database_url or ""))
+        welcome = greeting(ready, listener, embedded=postgres is not None)
+        if settings.processes == 1:
+            _serve_here(ready, listener, welcome, postgres)
+        else:
+            _Parent(ready, listener, welcome, postgres).run()
+
+
+# The loop takes one connection from each listening socket per turn. After a restart thousands want in at
+# once, and whoever has a job to submit stands in the same line.
+ACCEPTS = 4
+
+
+def _allow_many_connections() -> None:
+    """Every stream is a file descriptor, and the usual soft limit is 1,024. Child processes inherit it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # macOS says "infinite" and means something else; then it stays as it is.
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@contextlib.contextmanager
+def listening_socket(settings: Settings) -> Iterator[socket.socket]:
+    """Bound first of all: a port that is taken is said before anything is started."""
+    host = settings.host.strip("[]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, settings.port))
+        except OSError as problem:
+            raise ServeError(
+                f"Cannot listen on {host}:{settings.port}: {problem.strerror or problem}."
+            ) from problem
+        yield listener
+
+
+@contextlib.contextmanager
+def database(settings: Settings) -> Iterator[tuple[Settings, EmbeddedPostgres | None]]:
+    """The settings with a database that runs: the configured one, or an embedded one of our own."""
+    if settings.database_url is not None:
+        yield settings, None
+        return
+    postgres = EmbeddedPostgres(settings.data_dir)
+    try:
+        url = postgres.start()
+    except EmbeddedPostgresError as problem:
+        raise ServeError(str(problem)) from problem
+    try:
+        yield for_development(settings.model_copy(update={"database_url": url})), postgres
+    except SettingsError as problem:
+        raise ServeError(str(problem)) from problem
+    finally:
+        postgres.stop()
+
+
+def revive(postgres: EmbeddedPostgres | None) -> None:
+    """Start a killed embedded PostgreSQL again. From the main thread: it ends with its thread."""
+    if postgres is None or postgres.running:
+        return
+    log.error("serve.postgres_died")
+    try:
+        postgres.start()
+    except EmbeddedPostgresError as problem:
+        log.exception("serve.postgres_not_revived", problem=str(problem))
+
+
+async def _migrate_patiently(url: str) -> None:
+    """A database that is just starting (compose, failover) is waited for."""
+    ends = time.monotonic() + DATABASE_PATIENCE_SECONDS
+    while True:
+        try:
+            await migrate(url)
+        except Unavailable as problem:
+            if time.monotonic() > ends:
+                raise ServeError(
+                    f"{problem.detail} Is FOREMAN_DATABASE_URL right? ({problem.__cause__})"
+                ) from problem
+            log.warning("serve.waiting_for_database", problem=str(problem.__cause__))
+            await asyncio.sleep(1)
+        else:
+            return
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, but a signal ends the process with 0, and the engine is told before the waiting."""
+
+    def __init__(self, config: uvicorn.Config, foreman: Foreman, greeting: str | None) -> None:
+        super().__init__(config)
+        self._foreman = foreman
+        self._greeting = greeting
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, self.handle_exit)
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self._greeting:
+            print(self._greeting, flush=True)  # noqa: T201 - this is for the person who typed `make run`
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # Waiting requests are answered and running jobs are finished or given back first; uvicorn
+        # then has only short answers to wait for.
+        for server in self.servers:
+            server.close()
+        await self._foreman.begin_stop()
+        await super().shutdown(sockets)
+
+
+def _serve_here(
+    settings: Settings,
+    listener: socket.socket,
+    welcome: str | None = None,
+    postgres: EmbeddedPostgres | None = None,
+) -> None:
+    edge = create_app(settings)
+    app = with_cors(edge, settings.cors_origins)
+
+    async def watch_postgres() -> None:
+        revive(postgres)
+
+    config = uvicorn.Config(
+        app,
+        loop="uvloop",
+        http=paced(settings.request_timeout_seconds, settings.slow_reader_seconds),
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        # Clients compare it with their own clock (`foreman doctor`).
+        date_header=True,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(settings.shutdown_grace_seconds) + 5,
+        backlog=4096,
+        callback_notify=watch_postgres,
+        timeout_notify=1,
+    )
+    server = _Server(config, edge.app.state.foreman, welcome)
+    # Before it is doubled: the double of a blocking socket would make it block in every process that has it.
+    listener.setblocking(False)
+    uvloop.run(server.serve(sockets=[listener, *(listener.dup() for _ in range(ACCEPTS - 1))]))
+    if not server.started:
+        raise ServeError("The server could not start; the log says why.")
+
+
+def greeting(settings: Settings, listener: socket.socket, *, embedded: bool) -> str:
+    """What a stranger needs in the first minute: two lines to paste."""
+    host, port = listener.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    where = f"embedded PostgreSQL in {settings.data_dir}" if embedded else "PostgreSQL"
+    if settings.role == "worker":
+        return f"\nForeman works ({where}); health at {url}/healthz\n"
+    reach = "\nWebhooks and http jobs may call this machine (loopback)." if embedded else ""
+    submit = '{"model": "echo", "messages": [{"role": "user", "content": "Hello, Foreman!"}]}'
+    return (
+        f"\nForeman listens on {url} ({where}; no authentication, this machine only){reach}\n\n"
+        "Submit a job, then read the newest one:\n\n"
+        f"  curl -s {url}/jobs -d '{submit}'\n"
+        f"  curl -s \"{url}/jobs/$(curl -s '{url}/jobs?limit=1' | cut -d'\"' -f6)?wait=10\"\n"
+    )
+
+
+class _Parent:
+    """Keeps N serving processes alive on one socket."""
+
+    def __init__(
+        self, settings: Settings, listener: socket.socket, welcome: str, postgres: EmbeddedPostgres | None
+    ) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._welcome = welcome
+        self._postgres = postgres
+        self._stopping = False
+        self._processes: list[SpawnProcess] = []
+
+    def run(self) -> None:
+        for each in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(each, self._stop)
+        self._processes = [self._spawn() for _ in range(self._settings.processes)]
+        print(self._welcome, flush=True)  # noqa: T201 - see above
+        failures = 0
+        while not self._stopping:
+            wait([process.sentinel for process in self._processes], timeout=0.5)
+            revive(self._postgres)
+            for index, process in enumerate(self._processes):
+                if process.is_alive():
+                    continue
+                log.error("serve.process_died", pid=process.pid, exit_code=process.exitcode)
+                time.sleep(RESTART_SECONDS[min(failures, len(RESTART_SECONDS) - 1)])
+                failures += 1
+                if not self._stopping:
+                    self._processes[index] = self._spawn()
+        self._join()
+
+    def _spawn(self) -> SpawnProcess:
+        process = multiprocessing.get_context("spawn").Process(
+            target=_child, args=(self._settings, self._listener, os.getpid())
+        )
+        process.start()
+        return process
+
+    def _stop(self, _signal: int, _frame: FrameType | None) -> None:
+        self._stopping = True
+
+    def _join(self) -> None:
+        for process in self._processes:
+            process.terminate()
+        ends = time.monotonic() + self._settings.shutdown_grace_seconds + 10
+        for process in self._processes:
+            process.join(max(0.1, ends - time.monotonic()))
+            if process.is_alive():
+                log.error("serve.process_killed", pid=process.pid)
+                process.kill()
+                process.join()
+
+
+def _child(settings: Settings, listener: socket.socket, parent: int) -> None:
+    """One serving process. It ends with its parent, however that ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            return
+    configure_logging(settings.log_level, settings.log_format)
+    with contextlib.suppress(KeyboardInterrupt):
+        _serve_here(settings, listener)

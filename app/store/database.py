@@ -1,0 +1,160 @@
+"""The connection pool, and the one place where a database that is away turns into `Unavailable`.
+
+Statements here are short and set-based: acquire, run one statement, release. Nothing holds a
+connection across a network call.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import asyncpg
+
+from app.errors import Unavailable
+
+# asyncpg shows a lost or refused connection in many ways; all of them mean "try again later".
+AWAY = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.InvalidCatalogNameError,
+    # A password that is just being changed, a role that is just being made.
+    asyncpg.InvalidAuthorizationSpecificationError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.DiskFullError,
+    asyncpg.OutOfMemoryError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.QueryCanceledError,
+)
+
+
+class Runner(Protocol):
+    """What runs statements: the database (each its own commit) or one connection in a transaction."""
+
+    async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]: ...
+
+    async def execute(self, statement: str, *arguments: Any) -> str: ...
+
+
+RETRY_AFTER_SECONDS = 2.0
+CONNECT_SECONDS = 5.0
+COMMAND_SECONDS = 30.0
+
+
+# Every statement is planned once: what the store asks again and again costs more to plan than to run. A plan that
+# was made while a table was empty must still be good when it is full: it goes by an index.
+PLANNING = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
+
+
+class Database:
+    """A pool that heals by itself. `open` once, `close` once."""
+
+    def __init__(self, url: str, *, pooled: bool = False, size: int = 10) -> None:
+        """`pooled`: behind a PgBouncer in transaction mode the server's connection changes under us, and with
+        it the prepared statements; and it refuses start-up settings that it does not know."""
+        self._url = asyncpg_url(url)
+        self._statement_cache = 0 if pooled else 256
+        self._settings = {"application_name": "foreman"} | ({} if pooled else PLANNING)
+        self._size = size
+        self._pool: asyncpg.Pool | None = None
+
+    async def open(self) -> None:
+        """Connect; raises `Unavailable` when the database does not answer."""
+        with translated():
+            self._pool = await asyncpg.create_pool(
+                self._url,
+                min_size=1,
+                max_size=self._size,
+                timeout=CONNECT_SECONDS,
+                command_timeout=COMMAND_SECONDS,
+                statement_cache_size=self._statement_cache,
+                max_inactive_connection_lifetime=300,
+                reset=_nothing_to_reset,
+                server_settings=self._settings,
+            )
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            pool, self._pool = self._pool, None
+            try:
+                await asyncio.wait_for(pool.close(), 5)
+            except AWAY:
+                pool.terminate()
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy]:
+        if self._pool is None:
+            raise Unavailable("The database connection is closed.", retry_after=RETRY_AFTER_SECONDS)
+        with translated():
+            async with self._pool.acquire(timeout=CONNECT_SECONDS) as connection:
+                yield connection
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy]:
+        async with self.connection() as connection, connection.transaction():
+            yield connection
+
+    async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        async with self.connection() as connection:
+            rows: list[asyncpg.Record] = await connection.fetch(statement, *arguments)
+            return rows
+
+    async def fetch_planned(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        """For filters that a caller chose: planned anew, for these very values."""
+        async with self.transaction() as connection:
+            await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan")
+            rows: list[asyncpg.Record] = await connection.fetch(statement, *arguments)
+            return rows
+
+    async def fetchrow(self, statement: str, *arguments: Any) -> asyncpg.Record | None:
+        async with self.connection() as connection:
+            return await connection.fetchrow(statement, *arguments)
+
+    async def fetchval(self, statement: str, *arguments: Any) -> Any:
+        async with self.connection() as connection:
+            return await connection.fetchval(statement, *arguments)
+
+    async def execute(self, statement: str, *arguments: Any) -> str:
+        async with self.connection() as connection:
+            return str(await connection.execute(statement, *arguments))
+
+
+async def _nothing_to_reset(_connection: Any) -> None:
+    """asyncpg would send four statements each time a connection goes back to the pool: a second round trip
+    for every first. Nothing here leaves anything in a session: no LISTEN, no SET, no session-level lock.
+    """
+
+
+@contextlib.contextmanager
+def translated() -> Any:
+    """Turn every way in which the database can be away into one error."""
+    try:
+        yield
+    except AWAY as problem:
+        raise Unavailable(
+            "The database is not reachable right now.", retry_after=RETRY_AFTER_SECONDS
+        ) from problem
+
+
+def asyncpg_url(url: str) -> str:
+    """Accept SQLAlchemy's spelling of a URL as well."""
+    return url.replace("postgresql+asyncpg://", "postgresql://", 1)
+
+
+async def connect(url: str) -> asyncpg.Connection:
+    """One connection outside the pool (LISTEN, migrations)."""
+    with translated():
+        return await asyncpg.connect(
+            asyncpg_url(url),
+            timeout=CONNECT_SECONDS,
+            statement_cache_size=0,
+            server_settings={"application_name": "foreman"},
+        )

@@ -1,0 +1,113 @@
+"""depends_on: a job waits behind the gate `waiting_for` until the jobs it names have ended.
+
+One row per thing still waited for. Only a job that exists can be named and its id is not known before it exists,
+so there is no cycle to be made. A job that others wait for is marked (`has_dependents`), so that the end of any
+other costs nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import asyncpg
+
+from app.jobs.states import State
+from app.store.database import Database, Runner
+from app.store.keys import Key
+from app.store.steer import Steered, cancel_all
+
+GATE = "waiting_for"
+FAILURE_REASON = "dependency_failed"
+
+ADD = """
+WITH added AS (
+    INSERT INTO dependencies (job_id, depends_on) SELECT * FROM unnest($1::text[], $2::text[])
+)
+UPDATE jobs SET has_dependents = true WHERE id = ANY ($2::text[]) AND NOT has_dependents
+"""
+
+
+async def add(connection: Runner, pairs: Sequence[tuple[str, str]]) -> None:
+    """Remember (job, what it waits for); the caller holds the rows of what is waited for."""
+    await connection.execute(ADD, [job_id for job_id, _ in pairs], [other for _, other in pairs])
+
+
+@dataclass(slots=True)
+class Resolved:
+    """What the end of some jobs meant for those that waited."""
+
+    work: set[tuple[str, str]] = field(default_factory=set)
+    keys: set[Key] = field(default_factory=set)
+    delayed: bool = False
+    cancelled: list[Steered] = field(default_factory=list)
+
+
+# A job that is gone without a trace is taken for one that failed.
+ENDED = """
+SELECT d.job_id, d.depends_on, coalesce(jobs.state, 'failed') AS state
+FROM dependencies d LEFT JOIN jobs ON jobs.id = d.depends_on
+WHERE d.depends_on = ANY ($1::text[]) AND (jobs.id IS NULL OR jobs.completed_at IS NOT NULL)
+LIMIT 5000
+"""
+# Those who wait for the same job are handled one after the other, so that the last one sees that it is the last.
+HOLD = "SELECT id, tenant, gate, state, on_dependency_failure FROM jobs WHERE id = ANY ($1::text[]) ORDER BY id FOR UPDATE"
+FORGET = """
+DELETE FROM dependencies USING unnest($1::text[], $2::text[]) AS ended (job_id, depends_on)
+WHERE dependencies.job_id = ended.job_id AND dependencies.depends_on = ended.depends_on
+"""
+# Through this gate, and on to the next: time, then the key.
+LET_THROUGH = """
+UPDATE jobs SET
+    ready_at = CASE WHEN run_at <= now() AND concurrency_key IS NULL THEN now() END,
+    gate = CASE WHEN run_at <= now() AND concurrency_key IS NOT NULL THEN 'key' END,
+    reason = CASE WHEN run_at > now() THEN 'scheduled' WHEN concurrency_key IS NOT NULL THEN 'key_busy' END
+WHERE id = ANY ($1::text[]) AND state = 'queued' AND gate = 'waiting_for'
+  AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job_id = jobs.id)
+RETURNING queue, lane, concurrency_key AS key, ready_at IS NOT NULL AS ready
+"""
+
+
+async def resolve(database: Database, job_ids: Sequence[str]) -> Resolved:
+    """These jobs have ended: let go or cancel those who waited for them, as each of those wanted it."""
+    async with database.transaction() as connection:
+        ended: list[asyncpg.Record] = await connection.fetch(ENDED, job_ids)
+        if not ended:
+            return Resolved()
+        waiting = {row["id"]: row for row in await connection.fetch(HOLD, [row["job_id"] for row in ended])}
+        await connection.execute(
+            FORGET, [row["job_id"] for row in ended], [row["depends_on"] for row in ended]
+        )
+        doomed: dict[str, list[str]] = {}
+        for row in ended:
+            job = waiting.get(row["job_id"])
+            if job and job["gate"] == GATE and _fails(row["state"], job["on_dependency_failure"]):
+                doomed.setdefault(job["tenant"], []).append(row["job_id"])
+        resolved = Resolved()
+        for tenant, ids in doomed.items():
+            resolved.cancelled += await cancel_all(connection, sorted(set(ids)), tenant, FAILURE_REASON)
+        for row in await connection.fetch(LET_THROUGH, list(waiting)):
+            if row["ready"]:
+                resolved.work.add((row["queue"], row["lane"]))
+            elif row["key"] is not None:
+                resolved.keys.add((row["queue"], row["key"]))
+            else:
+                resolved.delayed = True
+    return resolved
+
+
+def _fails(state: str, on_failure: str | None) -> bool:
+    return state != State.DONE and on_failure != "run"
+
+
+# What a crash left undone: dependencies on jobs that have ended. A bounded look from where the last one stopped.
+UNRESOLVED = """
+SELECT seen.depends_on, jobs.id IS NULL OR jobs.completed_at IS NOT NULL AS ended FROM (
+    SELECT depends_on FROM dependencies WHERE depends_on > $1 ORDER BY depends_on LIMIT $2
+) AS seen LEFT JOIN jobs ON jobs.id = seen.depends_on
+"""
+
+
+async def find_unresolved(database: Runner, after: str, limit: int) -> tuple[list[str], str | None]:
+    """Ended jobs that someone still waits for, from `after` on; and where to go on from."""
+    rows = await database.fetch(UNRESOLVED, after, limit)
+    ended = sorted({row["depends_on"] for row in rows if row["ended"]})
+    return ended, max(row["depends_on"] for row in rows) if len(rows) == limit else None

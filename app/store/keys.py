@@ -1,0 +1,213 @@
+"""Keyed concurrency: at most `max_active` jobs of a key run, over the whole fleet.
+
+A job takes a place of its key from the moment it could be claimed until it runs no more: as long as it is
+`loading`, `working`, or queued with a `ready_at`. All others of the key wait behind the gate, out of the claim's
+way; so the claim needs no check, and a backlog of a hundred thousand costs it nothing.
+
+There is no counter. Whoever hands out places (enqueue, READY_NEXT) holds the key's advisory lock and counts the
+places that are taken; everybody else only gives places back, which needs no lock. Giving back commits first and
+then asks for READY_NEXT: a lock taken after rows would be in the wrong order, and a count in the statement that
+frees the place could not see what was enqueued while it waited. A crash in between is healed by `repair`.
+
+Lock order everywhere: advisory locks (sorted), then rows.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+
+from app.store.database import Database, Runner
+
+Key = tuple[str, str]
+
+# Takes a place of its key. The same words as in the index, so that the planner knows it.
+HOLDS = """concurrency_key IS NOT NULL
+          AND (state IN ('loading', 'working') OR (state = 'queued' AND ready_at IS NOT NULL))"""
+GATE = "key"
+# Moved at once for one key; a key that was opened wide is opened in steps.
+STEP = 500
+
+LOCK = "SELECT pg_advisory_xact_lock(number) FROM unnest($1::bigint[]) AS number"
+
+
+def lock_number(*parts: str) -> int:
+    """A number for an advisory lock; equal parts have equal numbers in every process."""
+    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+async def lock(connection: Runner, numbers: Iterable[int]) -> None:
+    """Until the end of the transaction; in one order for everybody."""
+    await connection.execute(LOCK, sorted(set(numbers)))
+
+
+def key_lock(key: Key) -> int:
+    return lock_number("key", *key)
+
+
+# Hand out the places that are free, best rank first, then oldest. When the limit was lowered, take back those
+# that nobody has claimed yet, newest first. SKIP LOCKED, because whoever holds such a row is about to move it.
+READY_NEXT = f"""
+WITH places AS MATERIALIZED (
+    SELECT asked.queue, asked.key,
+        CASE WHEN queues.settings ? 'key' THEN coalesce((queues.settings->>'max_active')::bigint, 1)
+             ELSE 1000000000 END - (
+            SELECT count(*) FROM jobs
+            WHERE queue = asked.queue AND concurrency_key = asked.key AND {HOLDS}
+        ) AS free
+    FROM unnest($1::text[], $2::text[]) AS asked (queue, key) LEFT JOIN queues ON queues.name = asked.queue
+)
+, following AS MATERIALIZED (
+    SELECT next.id FROM places CROSS JOIN LATERAL (
+        SELECT id FROM jobs
+        WHERE queue = places.queue AND gate = '{GATE}' AND concurrency_key = places.key AND state = 'queued'
+        ORDER BY rank DESC, id LIMIT greatest(least(places.free, {STEP}), 0)
+        FOR UPDATE SKIP LOCKED
+    ) AS next
+)
+, too_many AS MATERIALIZED (
+    SELECT last.id FROM places CROSS JOIN LATERAL (
+        SELECT id FROM jobs
+        WHERE queue = places.queue AND concurrency_key = places.key
+          AND {HOLDS} AND state = 'queued' AND ready_at IS NOT NULL
+        ORDER BY rank, id DESC LIMIT greatest(-places.free, 0)
+        FOR UPDATE SKIP LOCKED
+    ) AS last
+)
+, readied AS (
+    UPDATE jobs AS j SET ready_at = now(), gate = NULL, reason = NULL
+    FROM following WHERE j.id = following.id RETURNING j.queue, j.lane, j.concurrency_key
+)
+, gated AS (
+    UPDATE jobs AS j SET ready_at = NULL, gate = '{GATE}', reason = 'key_busy'
+    FROM too_many WHERE j.id = too_many.id RETURNING j.id
+)
+SELECT places.queue, places.key, lanes.lanes,
+    places.free > coalesce(lanes.jobs, 0) AND EXISTS (
+        SELECT 1 FROM jobs
+        WHERE queue = places.queue AND gate = '{GATE}' AND concurrency_key = places.key AND state = 'queued'
+          AND id NOT IN (SELECT id FROM following)
+    ) AS unfinished
+FROM places LEFT JOIN (
+    SELECT queue, concurrency_key, array_agg(DISTINCT lane) AS lanes, count(*) AS jobs
+    FROM readied GROUP BY queue, concurrency_key
+) AS lanes ON lanes.queue = places.queue AND lanes.concurrency_key = places.key
+"""
+
+
+@dataclass(slots=True)
+class Readied:
+    """Where there is work now, and the keys that could not be finished with in one step."""
+
+    work: set[tuple[str, str]]
+    unfinished: list[Key]
+
+
+# Most keys have nobody waiting; one probe tells, and no lock is taken for them. One who comes to stand in line in
+# this very moment looks again himself, after his commit (see Intake).
+WITH_WAITING = f"""
+SELECT asked.queue, asked.key FROM unnest($1::text[], $2::text[]) AS asked (queue, key)
+CROSS JOIN LATERAL (
+    SELECT 1 FROM jobs
+    WHERE queue = asked.queue AND gate = '{GATE}' AND concurrency_key = asked.key AND state = 'queued' LIMIT 1
+) AS waiting
+"""
+
+
+async def with_waiting(database: Database, keys: Sequence[Key]) -> list[Key]:
+    """Those of the keys that someone waits for."""
+    rows = await database.fetch(WITH_WAITING, [queue for queue, _ in keys], [key for _, key in keys])
+    return [(row["queue"], row["key"]) for row in rows]
+
+
+async def ready_next(database: Database, keys: Sequence[Key]) -> Readied:
+    """Give the free places of these keys to those who wait for them."""
+    async with database.transaction() as connection:
+        await lock(connection, map(key_lock, keys))
+        return await ready_next_locked(connection, keys)
+
+
+async def ready_next_locked(connection: Runner, keys: Sequence[Key]) -> Readied:
+    """The same, for one who holds the keys' locks already."""
+    rows = await connection.fetch(READY_NEXT, [queue for queue, _ in keys], [key for _, key in keys])
+    return Readied(
+        {(row["queue"], lane) for row in rows for lane in row["lanes"] or ()},
+        [(row["queue"], row["key"]) for row in rows if row["unfinished"]],
+    )
+
+
+# A loose index scan: one probe per key that has someone waiting, however many wait. Only keys with a free place
+# are told, or with more places taken than there are.
+REPAIR = f"""
+WITH RECURSIVE waiting AS (
+    (SELECT queue, concurrency_key, 1 AS n FROM jobs
+     WHERE state = 'queued' AND gate = '{GATE}' AND (queue, gate, concurrency_key) > ($1, '{GATE}', $2)
+     ORDER BY queue, gate, concurrency_key LIMIT 1)
+    UNION ALL
+    SELECT following.queue, following.concurrency_key, waiting.n + 1 FROM waiting CROSS JOIN LATERAL (
+        SELECT queue, concurrency_key FROM jobs
+        WHERE state = 'queued' AND gate = '{GATE}'
+          AND (queue, gate, concurrency_key) > (waiting.queue, '{GATE}', waiting.concurrency_key)
+        ORDER BY queue, gate, concurrency_key LIMIT 1
+    ) AS following
+    WHERE waiting.n < $3
+)
+SELECT waiting.queue, waiting.concurrency_key AS key,
+    CASE WHEN queues.settings ? 'key' THEN coalesce((queues.settings->>'max_active')::bigint, 1)
+         ELSE 1000000000 END <> (
+        SELECT count(*) FROM jobs
+        WHERE queue = waiting.queue AND concurrency_key = waiting.concurrency_key AND {HOLDS}
+    ) AS wrong
+FROM waiting LEFT JOIN queues ON queues.name = waiting.queue
+"""
+
+
+async def find_wrong(database: Runner, after: Key, limit: int) -> tuple[list[Key], Key | None]:
+    """Keys with someone waiting although there is a place, from `after` on; and where to go on from."""
+    rows = await database.fetch(REPAIR, after[0], after[1], limit)
+    wrong = [(row["queue"], row["key"]) for row in rows if row["wrong"]]
+    return wrong, (rows[-1]["queue"], rows[-1]["key"]) if len(rows) == limit else None
+
+
+# Keys of a queue whose limit may have been lowered: those that have places taken.
+HELD_KEYS = f"""
+SELECT DISTINCT concurrency_key AS key FROM (
+    SELECT concurrency_key FROM jobs
+    WHERE queue = $1 AND concurrency_key > $2 AND {HOLDS} ORDER BY concurrency_key LIMIT $3
+) AS holders ORDER BY key
+"""
+
+
+async def held_keys(database: Runner, queue: str, after: str, limit: int) -> list[str]:
+    return [row["key"] for row in await database.fetch(HELD_KEYS, queue, after, limit)]
+
+
+# The last renewal is not kept; it lies one lease before the lease's end.
+ACTIVE = """
+SELECT id AS job_id, worker, started_at, lease_expires_at, attempt,
+    least(now(), lease_expires_at - lease_seconds * interval '1 second') AS heartbeat_at
+FROM jobs WHERE queue = $1 AND concurrency_key = $2 AND state IN ('loading', 'working') ORDER BY id
+"""
+QUEUED = """
+SELECT id AS job_id, created_at, reason FROM jobs
+WHERE queue = $1 AND concurrency_key = $2 AND state = 'queued' ORDER BY id LIMIT $3
+"""
+STALE = "SELECT count(*) FROM jobs WHERE queue = $1 AND concurrency_key = $2 AND state = 'stale'"
+MAX_SHOWN = 1000
+
+
+async def show_key(database: Database, queue: str, key: str) -> dict[str, Any]:
+    """Who holds a key and who waits for it."""
+    async with database.connection() as connection:
+        active: list[asyncpg.Record] = await connection.fetch(ACTIVE, queue, key)
+        queued: list[asyncpg.Record] = await connection.fetch(QUEUED, queue, key, MAX_SHOWN)
+        stale = await connection.fetchval(STALE, queue, key)
+    return {
+        "key": key,
+        "active": [dict(each) for each in active],
+        "queued": [dict(each) for each in queued],
+        "stale_takeovers": stale,
+    }

@@ -1,0 +1,79 @@
+"""max_running and rate: how many jobs of a queue may be claimed now, over the whole fleet.
+
+Asked in the claim's own transaction, under the queue's advisory lock: so two claimers never spend the same room.
+The token bucket is a row of its own, written only for queues that have a rate.
+"""
+
+from app.jobs.queue_settings import QueueRules, Rate
+from app.store.database import Runner
+from app.store.keys import lock, lock_number
+
+MAX_RUNNING, RATE = "max_running", "rate"
+# A claimer that finds the bucket empty comes back when this share of it is full, not for every single token.
+WORTHWHILE_SHARE = 0.25
+
+RUNNING = "SELECT count(*) FROM jobs WHERE state IN ('loading', 'working') AND queue = $1"
+# clock_timestamp, not now(): the transaction may have begun before it got the lock.
+REFILL = """
+INSERT INTO queue_limits AS l (queue, tokens, refilled_at) VALUES ($1, $2, clock_timestamp())
+ON CONFLICT (queue) DO UPDATE SET
+    tokens = least($2, l.tokens + greatest(extract(epoch FROM clock_timestamp() - l.refilled_at), 0) * $3::float8),
+    refilled_at = greatest(l.refilled_at, clock_timestamp())
+RETURNING tokens
+"""
+SPEND = "UPDATE queue_limits SET tokens = tokens - $2 WHERE queue = $1"
+
+
+class Allowance:
+    """What a claim may take: `jobs`; and when it is nothing, or used up, what holds the queue back."""
+
+    def __init__(self, rules: QueueRules, room: int | None, tokens: float | None) -> None:
+        self._rate = rules.settings.rate
+        self._room = room
+        self._tokens = tokens
+
+    @property
+    def jobs(self) -> int:
+        room = 1 << 30 if self._room is None else max(0, self._room)
+        return room if self._tokens is None else min(room, int(self._tokens))
+
+    def spend(self, jobs: int) -> None:
+        if self._room is not None:
+            self._room -= jobs
+        if self._tokens is not None:
+            self._tokens -= jobs
+
+    @property
+    def gate(self) -> tuple[str, float | None] | None:
+        """(what holds the queue back, for how many seconds), None while there is something left."""
+        if self._room is not None and self._room <= 0:
+            return MAX_RUNNING, None
+        if self._tokens is not None and self._rate is not None and self._tokens < 1:
+            return RATE, refill_seconds(self._rate, self._tokens)
+        return None
+
+
+def refill_seconds(rate: Rate, tokens: float) -> float:
+    """Until it is worthwhile to ask again."""
+    wanted = max(1.0, rate.capacity * WORTHWHILE_SHARE)
+    return max(0.0, wanted - tokens) / rate.per_second
+
+
+async def allowance(connection: Runner, rules: QueueRules) -> Allowance:
+    """Ask for room, in a transaction that ends with the claim."""
+    await lock(connection, [lock_number("claim", rules.name)])
+    room: int | None = None
+    tokens: float | None = None
+    if rules.settings.max_running is not None:
+        running = (await connection.fetch(RUNNING, rules.name))[0]["count"]
+        room = rules.settings.max_running - running
+    rate = rules.settings.rate
+    if rate is not None:
+        refilled = await connection.fetch(REFILL, rules.name, float(rate.capacity), rate.per_second)
+        tokens = refilled[0]["tokens"]
+    return Allowance(rules, room, tokens)
+
+
+async def spend(connection: Runner, rules: QueueRules, jobs: int) -> None:
+    if rules.settings.rate is not None and jobs:
+        await connection.execute(SPEND, rules.name, float(jobs))

@@ -1,0 +1,52 @@
+"""NOTIFY as a coalesced hint, outside any hot transaction."""
+
+from collections.abc import Collection
+from typing import Any
+
+import orjson
+
+from app.store.database import Database
+
+CHANNEL = "foreman"
+# Postgres takes at most 8,000 bytes a notice.
+MAX_BYTES = 7_900
+
+NOTIFY = "SELECT pg_notify($1, notice) FROM unnest($2::text[]) AS notice"
+
+
+async def send(
+    database: Database,
+    origin: str,
+    *,
+    jobs: Collection[str],
+    many: bool,
+    work: Collection[tuple[str, str]],
+    cancels: Collection[str],
+) -> None:
+    """Tell the other processes; `many` says that more jobs changed than are worth naming."""
+    whole: dict[str, Any] = {"from": origin}
+    if jobs:
+        whole["jobs"] = list(jobs)
+    if many:
+        whole["many"] = True
+    if work:
+        whole["work"] = list(work)
+    if cancels:
+        whole["cancels"] = list(cancels)
+    await database.execute(NOTIFY, CHANNEL, _split(whole))
+
+
+def _split(notice: dict[str, Any]) -> list[str]:
+    """As one notice where it fits; otherwise its largest list is halved until each part does."""
+    text = orjson.dumps(notice).decode()
+    if len(text.encode()) <= MAX_BYTES:
+        return [text]
+    lists = ((name, value) for name, value in notice.items() if isinstance(value, list))
+    name, largest = max(lists, key=lambda each: len(orjson.dumps(each[1])))
+    if len(largest) < 2:
+        # A single hint that fits nowhere is left out: the others' polling finds what it was about.
+        return _split({each: value for each, value in notice.items() if each != name})
+    middle = len(largest) // 2
+    return _split({**notice, name: largest[:middle]}) + _split(
+        {"from": notice["from"], name: largest[middle:]}
+    )

@@ -1,0 +1,349 @@
+"""The webhook outbox: claiming what is due, recording what became of it, and the lists for people.
+
+Rows get in here by `tail` and `events`, in the commit of the event they tell of. A delivery is claimed under a
+short lease, sent outside any transaction, and recorded. Only the first pending delivery of a job can be claimed,
+so a job's deliveries leave in the order of their seq; recording one as over claims the next in the same statement.
+
+Rows are looked up one by one (LATERAL … LIMIT 1) and then changed by their address, which stays theirs while they
+are locked. Left to choose, the planner joins by walking all that is pending: how much that is, its statistics never
+know in time.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import asyncpg
+
+from app.store.claims import THE_BEGINNING
+from app.store.database import Database
+
+# Followers of a delivery that backs off, moved out of the way by each claim beside what it claims.
+MAX_PUSHED = 100
+
+# Everything that a message is made of. The event as it was, the job as it is; what may be large is left out, and so
+# is what a run said (chatter_of): its many partitions would be planned with every claim. It changes no state, so
+# the log of states is enough to know the state before and after it.
+_CONTENT = """
+SELECT c.job_id, c.seq, c.type, c.host, c.tries, c.next_try_at, extract(epoch FROM now() - c.created_at)::float8 AS age,
+    j.webhook_url, j.webhook_secret, j.kind, j.queue, j.model, j.metadata, j.traceparent, j.tracestate,
+    j.state AS job_state, j.error,
+    coalesce(e.state, before.state, c.type) AS state, coalesce(e.at, c.created_at) AS at, e.data,
+    before.state AS previous_state,
+    CASE WHEN j.seq = c.seq THEN j.attempt ELSE coalesce((
+        SELECT (claim.data::json ->> 'attempt')::int FROM events claim
+        WHERE claim.job_id = c.job_id AND claim.seq <= c.seq AND claim.type IN ('loading', 'queued')
+        ORDER BY claim.seq DESC LIMIT 1
+    ), 0) END AS attempt,
+    CASE WHEN c.type = 'done' THEN octet_length(j.result) END AS result_bytes,
+    CASE WHEN c.type = 'done' AND octet_length(j.result) <= {largest} THEN j.result END AS result,
+    (SELECT json_agg(json_build_object('name', name, 'content_type', content_type, 'size', size) ORDER BY name)
+     FROM artifacts WHERE job_id = c.job_id) AS stored_artifacts
+FROM claimed c JOIN jobs j ON j.id = c.job_id
+LEFT JOIN events e ON e.job_id = c.job_id AND e.seq = c.seq
+LEFT JOIN LATERAL (
+    SELECT b.state FROM events b WHERE b.job_id = c.job_id AND b.seq < c.seq ORDER BY b.seq DESC LIMIT 1
+) AS before ON true
+"""
+
+
+# Neither a lease nor the record of a try has to survive a crash of the database: without it the delivery is sent
+# once more. So nobody waits for the disk here. The series of one ($1 is 1) makes a plan for any parameters look a
+# thousand times as costly as one for these, so that every call is planned by the table as it is: a plan that was
+# made while the table was nearly empty and then kept has taken 20 s for what takes 2 ms.
+_BEFOREHAND = "beforehand AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true) FROM generate_series(1, $1))"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to claim for one receiver: at most `room`, due since at least `overdue_seconds`, none before `mark`."""
+
+    host: str
+    room: int
+    overdue_seconds: float = 0.0
+    mark: datetime = field(default=THE_BEGINNING)
+
+
+# pending → leased. A due row is passed over while an earlier one of its job is being sent: its recording takes
+# the follower along. Where the earlier one backs off, the follower is set to the same moment: otherwise the
+# followers of a dead receiver would pile up at the front of the index and be looked at by every claim.
+# ORDER BY must stay what the index gives, or the LIMIT is no longer lazy. MATERIALIZED is a fence (see claims).
+CLAIM = f"""
+WITH {_BEFOREHAND}
+, found AS MATERIALIZED (
+    SELECT wanted.host, wanted.room, due.*
+    FROM beforehand CROSS JOIN unnest($2::text[], $3::int[], $4::float8[], $5::timestamptz[]) AS wanted (host, room, overdue, mark)
+    CROSS JOIN LATERAL (
+        SELECT d.ctid AS address, d.job_id, d.seq, d.next_try_at, first.seq AS first_seq, first.next_try_at AS first_at
+        FROM deliveries d
+        CROSS JOIN LATERAL (
+            SELECT f.seq, f.next_try_at, f.leased_until FROM deliveries f
+            WHERE f.job_id = d.job_id AND f.seq >= 0 AND f.state = 'pending' ORDER BY f.seq LIMIT 1
+        ) AS first
+        WHERE d.host = wanted.host AND d.host >= '' AND d.state = 'pending'
+          AND d.next_try_at <= now() - wanted.overdue * interval '1 second' AND d.next_try_at >= wanted.mark
+          AND (d.leased_until IS NULL OR d.leased_until <= now())
+          AND (first.seq = d.seq
+               OR (first.next_try_at > now() AND (first.leased_until IS NULL OR first.leased_until <= now())))
+        ORDER BY d.next_try_at
+        LIMIT wanted.room + $6
+        FOR UPDATE OF d SKIP LOCKED
+    ) AS due
+)
+, pushed AS (
+    UPDATE deliveries AS d SET next_try_at = found.first_at
+    FROM found WHERE d.ctid = found.address AND found.seq > found.first_seq
+)
+, seated AS (
+    SELECT address, room, row_number() OVER (PARTITION BY host ORDER BY next_try_at) AS place
+    FROM found WHERE seq = first_seq
+)
+, claimed AS (
+    UPDATE deliveries AS d SET leased_until = now() + $7 * interval '1 second'
+    FROM seated WHERE d.ctid = seated.address AND seated.place <= seated.room
+    RETURNING d.*
+)
+""" + _CONTENT.replace("{largest}", "$8")
+
+
+async def claim(
+    database: Database, wanted: Sequence[Wanted], *, lease_seconds: float, max_result_bytes: int
+) -> list[asyncpg.Record]:
+    """The first pending deliveries of jobs that are due at these receivers, each with all its message needs."""
+    return await database.fetch(
+        CLAIM,
+        1,
+        [each.host for each in wanted],
+        [each.room for each in wanted],
+        [each.overdue_seconds for each in wanted],
+        [each.mark for each in wanted],
+        MAX_PUSHED,
+        lease_seconds,
+        max_result_bytes,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """What became of one try: `state` is pending when there is to be another after `delay_seconds`."""
+
+    job_id: str
+    seq: int
+    # How many tries there had been before: whoever lost the lease meanwhile records nothing.
+    tries: int
+    state: str
+    status: int | None = None
+    error: str | None = None
+    delay_seconds: float = 0.0
+
+
+# pending → delivered, given_up, refused, or pending again later. What is over makes room for the next of its job,
+# which is claimed here. That one is waited for if somebody holds it: passed over, it would wait for a poll.
+RECORD = f"""
+WITH {_BEFOREHAND}
+, input AS (
+    SELECT input.* FROM beforehand
+    CROSS JOIN unnest($2::text[], $3::int[], $4::int[], $5::text[], $6::int[], $7::text[], $8::float8[])
+        AS input (job_id, seq, tries, state, status, error, delay)
+)
+, held AS (
+    SELECT mine.address, input.* FROM input CROSS JOIN LATERAL (
+        SELECT d.ctid AS address FROM deliveries d
+        WHERE d.job_id = input.job_id AND d.seq = input.seq AND d.state = 'pending' AND d.tries = input.tries
+        LIMIT 1 FOR UPDATE
+    ) AS mine
+)
+, recorded AS (
+    UPDATE deliveries AS d SET
+        state = held.state, tries = d.tries + 1, last_status = held.status, last_error = held.error,
+        next_try_at = now() + held.delay * interval '1 second',
+        delivered_at = CASE WHEN held.state = 'delivered' THEN now() END,
+        leased_until = NULL
+    FROM held WHERE d.ctid = held.address
+    RETURNING d.job_id, d.seq, d.state
+)
+, following AS (
+    SELECT next.address FROM recorded CROSS JOIN LATERAL (
+        SELECT n.ctid AS address, n.leased_until FROM deliveries n
+        WHERE n.job_id = recorded.job_id AND n.seq > recorded.seq AND n.seq >= 0 AND n.state = 'pending'
+        ORDER BY n.seq LIMIT 1 FOR UPDATE
+    ) AS next
+    WHERE $11 AND recorded.state <> 'pending' AND (next.leased_until IS NULL OR next.leased_until <= now())
+)
+, claimed AS (
+    UPDATE deliveries AS d SET leased_until = now() + $9 * interval '1 second'
+    FROM following WHERE d.ctid = following.address
+    RETURNING d.*
+)
+""" + _CONTENT.replace("{largest}", "$10")
+
+
+async def record(
+    database: Database, tries: Sequence[Try], *, lease_seconds: float, max_result_bytes: int, take_next: bool
+) -> list[asyncpg.Record | None]:
+    """Record a batch; for each the next delivery of its job, claimed already, if there is one."""
+    rows = await database.fetch(
+        RECORD,
+        1,
+        [each.job_id for each in tries],
+        [each.seq for each in tries],
+        [each.tries for each in tries],
+        [each.state for each in tries],
+        [each.status for each in tries],
+        [each.error for each in tries],
+        [each.delay_seconds for each in tries],
+        lease_seconds,
+        max_result_bytes,
+        take_next,
+    )
+    following = {row["job_id"]: row for row in rows}
+    # Taken out: should two tries of one job meet in a batch, only one of them goes on.
+    return [following.pop(each.job_id, None) for each in tries]
+
+
+RENEW = """
+WITH held AS (
+    SELECT mine.address FROM unnest($1::text[], $2::int[], $3::int[]) AS input (job_id, seq, tries)
+    CROSS JOIN LATERAL (
+        SELECT d.ctid AS address FROM deliveries d
+        WHERE d.job_id = input.job_id AND d.seq = input.seq AND d.state = 'pending' AND d.tries = input.tries
+        LIMIT 1 FOR UPDATE
+    ) AS mine
+)
+UPDATE deliveries AS d SET leased_until = now() + $4 * interval '1 second' FROM held WHERE d.ctid = held.address
+"""
+
+
+async def renew(database: Database, held: Sequence[tuple[str, int, int]], lease_seconds: float) -> None:
+    """Hold on to (job id, seq, tries) whose receivers take their time; with 0 seconds, let go of them."""
+    await database.execute(
+        RENEW,
+        [job_id for job_id, _, _ in held],
+        [seq for _, seq, _ in held],
+        [tries for _, _, tries in held],
+        lease_seconds,
+    )
+
+
+# A loose index scan: one probe per receiver that has anything pending, however much that is.
+RECEIVERS = """
+WITH RECURSIVE receivers AS (
+    (SELECT host, next_try_at FROM deliveries WHERE state = 'pending' AND host >= '' ORDER BY host, next_try_at LIMIT 1)
+    UNION ALL
+    SELECT following.* FROM receivers CROSS JOIN LATERAL (
+        SELECT host, next_try_at FROM deliveries
+        WHERE state = 'pending' AND host >= '' AND host > receivers.host ORDER BY host, next_try_at LIMIT 1
+    ) AS following
+)
+SELECT host, extract(epoch FROM next_try_at - now())::float8 AS seconds FROM receivers LIMIT 100000
+"""
+
+
+async def receivers(database: Database) -> dict[str, float]:
+    """Hosts with pending deliveries, and the seconds until the first of them is due (negative: it is)."""
+    return {row["host"]: row["seconds"] for row in await database.fetch(RECEIVERS)}
+
+
+# Written in the same transaction as the delivery: the same moment, and with it the one partition to look into.
+CHATTER = """
+SELECT c.data FROM chatter c
+WHERE c.job_id = $1 AND c.seq = $2 AND c.at = (SELECT created_at FROM deliveries WHERE job_id = $1 AND seq = $2)
+"""
+
+
+async def chatter_of(database: Database, job_id: str, seq: int) -> str | None:
+    """What the run said that a delivery tells of; None when its day was dropped already."""
+    return await database.fetchval(CHATTER, job_id, seq)  # type: ignore[no-any-return]
+
+
+RESULT = "SELECT result FROM jobs WHERE id = $1"
+
+
+async def result_of(database: Database, job_id: str) -> str | None:
+    """A result that was too large to come along with its delivery."""
+    return await database.fetchval(RESULT, job_id)  # type: ignore[no-any-return]
+
+
+# -- for people ------------------------------------------------------------------------------------------------
+
+_LISTED = """d.job_id, d.seq, d.type, d.state, d.tries, d.last_status, d.last_error, d.next_try_at, d.delivered_at,
+    d.host, d.created_at"""
+
+OF_JOB = f"""
+SELECT {_LISTED} FROM deliveries d
+WHERE d.job_id = $1 AND d.seq > $3 AND EXISTS (SELECT 1 FROM jobs WHERE id = $1 AND tenant = $2)
+ORDER BY d.seq LIMIT $4
+"""
+
+
+async def deliveries_of(
+    database: Database, job_id: str, tenant: str, after: int, limit: int
+) -> list[asyncpg.Record]:
+    """A job's deliveries in order."""
+    return await database.fetch(OF_JOB, job_id, tenant, after, limit)
+
+
+KNOWN = "SELECT true FROM jobs WHERE id = $1 AND tenant = $2"
+
+
+async def job_exists(database: Database, job_id: str, tenant: str) -> bool:
+    return await database.fetchval(KNOWN, job_id, tenant) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryFilter:
+    """Which deliveries; every part is optional. `before` is the (job id, seq) that a page ended with."""
+
+    state: str | None = None
+    host: str | None = None
+    before: tuple[str, int] | None = None
+
+
+def list_statement(wanted: DeliveryFilter, tenant: str, limit: int) -> tuple[str, list[object]]:
+    """The statement and its parameters; only the conditions that were asked for, so that the planner sees them."""
+    arguments: list[object] = [tenant, limit]
+    conditions = ["j.tenant = $1"]
+    if wanted.state is not None:
+        arguments.append(wanted.state)
+        conditions.append(f"d.state = ${len(arguments)}")
+    # What names the partial indexes.
+    if wanted.state in {"given_up", "refused"}:
+        conditions.append("d.state IN ('given_up', 'refused')")
+    elif wanted.state == "pending":
+        conditions.append("d.state = 'pending' AND d.seq >= 0")
+    if wanted.host is not None:
+        arguments.append(wanted.host.lower())
+        conditions.append(f"(d.host = ${len(arguments)} OR starts_with(d.host, ${len(arguments)} || ':'))")
+    if wanted.before is not None:
+        arguments += wanted.before
+        conditions.append(f"(d.job_id, d.seq) < (${len(arguments) - 1}, ${len(arguments)}::int)")
+    return (
+        f"SELECT {_LISTED} FROM deliveries d JOIN jobs j ON j.id = d.job_id WHERE {' AND '.join(conditions)}"
+        " ORDER BY d.job_id DESC, d.seq DESC LIMIT $2",
+        arguments,
+    )
+
+
+async def list_deliveries(
+    database: Database, wanted: DeliveryFilter, tenant: str, limit: int
+) -> list[asyncpg.Record]:
+    """Those of the newest jobs first."""
+    statement, arguments = list_statement(wanted, tenant, limit)
+    return await database.fetch_planned(statement, *arguments)
+
+
+# delivered, given_up, refused → pending, and its tries start over; one that is pending is only hastened.
+REDELIVER = f"""
+UPDATE deliveries AS d SET
+    state = 'pending', next_try_at = now(), delivered_at = NULL,
+    tries = CASE WHEN d.state = 'pending' THEN d.tries ELSE 0 END,
+    leased_until = CASE WHEN d.state = 'pending' THEN d.leased_until END
+FROM jobs j
+WHERE d.job_id = $1 AND d.seq = $3 AND j.id = d.job_id AND j.tenant = $2
+RETURNING {_LISTED}
+"""
+
+
+async def redeliver(database: Database, job_id: str, tenant: str, seq: int) -> asyncpg.Record | None:
+    """Make a delivery due now; None when there is none such."""
+    return await database.fetchrow(REDELIVER, job_id, tenant, seq)

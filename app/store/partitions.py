@@ -1,0 +1,106 @@
+"""Tables in daily partitions: days are made ahead and dropped whole, so that old rows cost nothing to remove.
+
+A day is made beside its table and then attached, and everything gives up quickly when somebody holds a lock:
+to wait would make everyone else queue up behind us. What could not be done is done in the next round.
+"""
+
+from dataclasses import dataclass, field
+from datetime import date, datetime, timedelta
+
+import asyncpg
+
+from app.store.database import Database, Runner
+
+DAYS_AHEAD = 3
+REST_BATCH = 5000
+
+ONE_AT_A_TIME = "SELECT pg_try_advisory_xact_lock(7261348003)"
+TODAY = "SELECT (now() AT TIME ZONE 'UTC')::date"
+DAYS = """
+SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+WHERE i.inhparent = $1::regclass AND c.relname <> $1 || '_rest'
+"""
+
+
+@dataclass(slots=True)
+class Renewal:
+    """What became of one table's days."""
+
+    made: list[date] = field(default_factory=list)
+    dropped: list[date] = field(default_factory=list)
+    # Days that somebody's lock, or a row in the rest, kept us from making or dropping.
+    postponed: list[date] = field(default_factory=list)
+
+
+async def renew(database: Database, table: str, keep_days: int) -> Renewal | None:
+    """Make the days to come and drop those that are over; None when another replica is at it."""
+    renewal = Renewal()
+    async with database.transaction() as connection:
+        if not await connection.fetchval(ONE_AT_A_TIME):
+            return None
+        today: date = await connection.fetchval(TODAY)
+        days = {_day(row["relname"]) for row in await connection.fetch(DAYS, table)}
+    first = today - timedelta(days=keep_days)
+    for day in (today + timedelta(days=n) for n in range(DAYS_AHEAD + 1)):
+        if day not in days:
+            (renewal.made if await _make(database, table, day) else renewal.postponed).append(day)
+    for day in sorted(days):
+        if day < first:
+            (renewal.dropped if await _drop(database, table, day) else renewal.postponed).append(day)
+    await database.execute(DELETE_REST.format(table=table), first, REST_BATCH)
+    return renewal
+
+
+def _day(name: str) -> date:
+    return datetime.strptime(name[-8:], "%Y%m%d").date()  # noqa: DTZ007 - the name of a day, in UTC like all of them
+
+
+MAKE = """
+CREATE TABLE IF NOT EXISTS {table}_{day:%Y%m%d} (LIKE {table} INCLUDING ALL);
+ALTER TABLE {table} ATTACH PARTITION {table}_{day:%Y%m%d} FOR VALUES FROM ('{day}Z') TO ('{next_day}Z')
+"""
+
+
+async def _make(database: Database, table: str, day: date) -> bool:
+    """Attaching, unlike creating in place, lets reads and writes of the table go on."""
+    return await _try(database, MAKE.format(table=table, day=day, next_day=day + timedelta(days=1)))
+
+
+DROP = "DROP TABLE {table}_{day:%Y%m%d}"
+
+
+async def _drop(database: Database, table: str, day: date) -> bool:
+    return await _try(database, DROP.format(table=table, day=day))
+
+
+# Rows for which there was no day: normally none.
+DELETE_REST = """
+DELETE FROM {table}_rest WHERE ctid = ANY (ARRAY(SELECT ctid FROM {table}_rest WHERE at < $1::date LIMIT $2))
+"""
+
+
+async def _try(database: Database, statements: str) -> bool:
+    """False when it is not to be had now: somebody holds a lock, or was quicker."""
+    # Caught on the connection, before the pool takes a lock that is held for a database that is away.
+    async with database.connection() as connection:
+        try:
+            async with connection.transaction():
+                await _change(connection, statements)
+        except (
+            asyncpg.LockNotAvailableError,
+            asyncpg.DeadlockDetectedError,
+            # A row for that day already lies in the rest.
+            asyncpg.CheckViolationError,
+            # Another replica was quicker.
+            asyncpg.DuplicateTableError,
+            asyncpg.DuplicateObjectError,
+            asyncpg.UndefinedTableError,
+            asyncpg.UniqueViolationError,
+        ):
+            return False
+    return True
+
+
+async def _change(connection: Runner, statements: str) -> None:
+    await connection.execute("SET LOCAL lock_timeout = '250ms'")
+    await connection.execute(statements)

@@ -1,0 +1,100 @@
+"""Queues and their settings, and the book that every process keeps of them.
+
+The book is a copy in memory, compared with the table twice a second: looking a queue up costs a dictionary
+access, and a change made anywhere counts everywhere within a second.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+import orjson
+
+from app.errors import InvalidRequest
+from app.jobs.queue_settings import QueueRules, load_settings
+from app.store.database import Database
+
+_CONFIGURED = "(settings <> '{}'::jsonb OR paused_at IS NOT NULL)"
+
+VERSIONS = f"SELECT name, updated_at FROM queues WHERE {_CONFIGURED}"
+CHANGED = "SELECT name, settings, paused_at, updated_at FROM queues WHERE name = ANY ($1::text[])"
+
+OnChange = Callable[[str], None]
+
+
+class QueueBook:
+    """The rules of all configured queues. A queue that is not in it has no rules."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._rules: dict[str, QueueRules] = {}
+        self._versions: dict[str, datetime] = {}
+        self._on_change: list[OnChange] = []
+
+    def rules(self, queue: str) -> QueueRules | None:
+        return self._rules.get(queue)
+
+    def all(self) -> list[QueueRules]:
+        return list(self._rules.values())
+
+    def on_change(self, callback: OnChange) -> None:
+        self._on_change.append(callback)
+
+    async def refresh(self) -> None:
+        """Bring the book up to date; reads the settings of those that changed only."""
+        versions = {row["name"]: row["updated_at"] for row in await self._database.fetch(VERSIONS)}
+        changed = [name for name, at in versions.items() if self._versions.get(name) != at]
+        gone = [name for name in self._versions if name not in versions]
+        for row in await self._database.fetch(CHANGED, changed) if changed else ():
+            self._rules[row["name"]] = QueueRules(
+                row["name"], load_settings(row["settings"]), paused=row["paused_at"] is not None
+            )
+            self._versions[row["name"]] = row["updated_at"]
+        for name in gone:
+            del self._versions[name]
+            self._rules.pop(name, None)
+        for name in (*changed, *gone):
+            for callback in self._on_change:
+                callback(name)
+
+
+# clock_timestamp, not now(): each change of a row has a version of its own.
+CONFIGURE = """
+INSERT INTO queues AS q (name, settings, updated_at) VALUES ($1, $2::jsonb, clock_timestamp())
+ON CONFLICT (name) DO UPDATE SET settings = excluded.settings, updated_at = excluded.updated_at
+RETURNING xmax = 0 AS created
+"""
+
+
+async def configure(database: Database, name: str, settings: Mapping[str, Any]) -> bool:
+    """Replace a queue's settings; True when there was no such queue before."""
+    try:
+        return bool(await database.fetchval(CONFIGURE, name, orjson.dumps(settings).decode()))
+    except asyncpg.DataError as problem:
+        raise InvalidRequest("The settings have a number or a text that cannot be kept.") from problem
+
+
+PAUSE = """
+INSERT INTO queues AS q (name, paused_at, updated_at)
+VALUES ($1, CASE WHEN $2 THEN now() END, clock_timestamp())
+ON CONFLICT (name) DO UPDATE SET
+    paused_at = CASE WHEN $2 THEN coalesce(q.paused_at, now()) END, updated_at = excluded.updated_at
+"""
+
+
+async def pause(database: Database, name: str, *, paused: bool) -> None:
+    """Give out no more of its jobs, or give them out again; those that run go on."""
+    await database.execute(PAUSE, name, paused)
+
+
+LIST = """
+SELECT name, settings, paused_at, created_at, updated_at FROM queues
+WHERE ($1::text IS NULL OR name = $1) AND name > $2 ORDER BY name LIMIT $3
+"""
+
+
+async def list_queues(
+    database: Database, *, name: str | None = None, after: str = "", limit: int = 1000
+) -> list[asyncpg.Record]:
+    return await database.fetch(LIST, name, after, limit)

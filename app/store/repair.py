@@ -1,0 +1,38 @@
+"""What a crash left undone between a commit and what was to follow from it. Bounded looks, one replica at a time."""
+
+from dataclasses import dataclass
+
+from app.store import dependencies, keys
+from app.store.database import Database
+from app.store.keys import Key
+
+MAX_KEYS = 20_000
+MAX_DEPENDENCIES = 5_000
+
+ONE_AT_A_TIME = "SELECT pg_try_advisory_xact_lock(7261348004)"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the last look stopped."""
+
+    key: Key = ("", "")
+    dependency: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    keys: list[Key]
+    ended: list[str]
+    place: Place
+
+
+async def find_undone(database: Database, place: Place) -> Undone | None:
+    """Keys with free places that someone waits for, and ended jobs that someone waits for; None when another
+    replica is looking."""
+    async with database.transaction() as connection:
+        if not await connection.fetchval(ONE_AT_A_TIME):
+            return None
+        wrong, key = await keys.find_wrong(connection, place.key, MAX_KEYS)
+        ended, dependency = await dependencies.find_unresolved(connection, place.dependency, MAX_DEPENDENCIES)
+    return Undone(wrong, ended, Place(key or ("", ""), dependency or ""))

@@ -1,0 +1,200 @@
+"""What callers and operators do to jobs by their ids: cancel, revive, dismiss, delete."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import asyncpg
+
+from app.store.database import Database, Runner
+from app.store.tail import ALL_IT_OWNED, EVENT_AND_OUTBOX
+from app.store.tallies import tally
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """One job that was touched, and what it was told."""
+
+    id: str
+    state: str
+    queue: str
+    lane: str
+    # True when the verb did something now; False when there was nothing (more) to do.
+    changed: bool
+    cancel_requested: bool = False
+    key: str | None = None
+    has_dependents: bool = False
+
+
+# queued → cancelled at once. A running one is asked: its worker confirms, or the grace runs out.
+# Children go with their parent, at any depth; rows are locked in id order. The new state is made of what the
+# lock saw: where it had to wait, `j` is first read as it was before (and PostgreSQL checks constraints on that).
+CANCEL = (
+    """
+WITH RECURSIVE family AS (
+    SELECT id FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2
+    UNION
+    SELECT child.id FROM jobs child JOIN family ON child.parent_id = family.id
+)
+, held AS (
+    SELECT j.id, j.state AS was, j.cancel_requested_at IS NOT NULL AS already FROM jobs j
+    WHERE j.id IN (SELECT id FROM family)
+    ORDER BY j.id
+    FOR UPDATE OF j
+)
+, cancelled AS (
+    UPDATE jobs AS j SET
+        state = CASE WHEN held.was = 'queued' THEN 'cancelled' ELSE held.was END,
+        reason = CASE WHEN held.was = 'queued' THEN coalesce($3, 'cancel') ELSE j.reason END,
+        completed_at = CASE WHEN held.was = 'queued' THEN now() END,
+        cancel_requested_at = now(), cancel_reason = $3,
+        queued_seconds = j.queued_seconds
+            + CASE WHEN held.was = 'queued' THEN date_part('epoch', now() - j.entered_at) ELSE 0 END,
+        entered_at = CASE WHEN held.was = 'queued' THEN now() ELSE j.entered_at END,
+        seq = j.seq + 1, updated_at = now()
+    FROM held
+    WHERE j.id = held.id AND (held.was = 'queued' OR (held.was IN ('loading', 'working') AND NOT held.already))
+    RETURNING j.id, j.seq, j.state, j.queue, j.lane, j.webhook_url, j.webhook_events
+)
+, moved AS (
+    SELECT id, seq, CASE WHEN state = 'cancelled' THEN state ELSE 'cancel_requested' END AS type, state,
+        'cancel' AS verb, CASE WHEN $3::text IS NOT NULL THEN json_build_object('reason', $3::text)::text END AS data,
+        webhook_url, webhook_events
+    FROM cancelled
+)
+"""
+    + EVENT_AND_OUTBOX
+    + tally("cancelled")
+    + """
+SELECT j.id, coalesce(c.state, j.state) AS state, j.queue, j.lane, c.id IS NOT NULL AS changed,
+       j.concurrency_key AS key, j.has_dependents,
+       (c.id IS NOT NULL AND c.state <> 'cancelled')
+           OR (j.cancel_requested_at IS NOT NULL AND j.state IN ('loading', 'working')) AS cancel_requested
+FROM family JOIN jobs j ON j.id = family.id LEFT JOIN cancelled c ON c.id = j.id
+"""
+)
+
+
+async def cancel(database: Database, job_id: str, tenant: str, reason: str | None) -> list[Steered]:
+    """Cancel a job and its descendants; the first of the answers is the job itself, none if unknown."""
+    return await cancel_all(database, [job_id], tenant, reason)
+
+
+async def cancel_all(
+    database: Runner, job_ids: Sequence[str], tenant: str, reason: str | None
+) -> list[Steered]:
+    """Cancel jobs and their descendants; the jobs themselves come first."""
+    found: dict[str, Steered] = {}
+    while True:
+        # A child that was being enqueued while we waited for its parent's lock is found by the next look.
+        round_ = [Steered(**record) for record in await database.fetch(CANCEL, job_ids, tenant, reason)]
+        for each in round_:
+            if each.changed or each.id not in found:
+                found[each.id] = each
+        if not any(each.changed for each in round_):
+            named = set(job_ids)
+            return sorted(found.values(), key=lambda each: each.id not in named)
+
+
+# failed → queued under the same id; attempts start over. With a key it waits for its turn like any other.
+REVIVE = (
+    """
+WITH held AS MATERIALIZED (
+    SELECT id FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2 AND state = 'failed' ORDER BY id FOR UPDATE
+)
+, revived AS (
+    UPDATE jobs AS j SET
+        state = 'queued', reason = 'revive', attempt = 0, deferrals = 0, error = NULL, completed_at = NULL,
+        run_at = now(), ready_at = CASE WHEN j.concurrency_key IS NULL THEN now() END,
+        gate = CASE WHEN j.concurrency_key IS NOT NULL THEN 'key' END,
+        cancel_requested_at = NULL, cancel_reason = NULL,
+        deadline = CASE WHEN j.deadline > now() THEN j.deadline END,
+        seq = j.seq + 1, entered_at = now(), updated_at = now()
+    FROM held WHERE j.id = held.id
+    RETURNING j.*
+)
+, moved AS (
+    SELECT id, seq, state AS type, state, 'revive' AS verb, NULL AS data, webhook_url, webhook_events FROM revived
+)
+"""
+    + EVENT_AND_OUTBOX
+    + tally("revived", state="'failed'", sign="-")
+    + "SELECT id, state, queue, lane, true AS changed, concurrency_key AS key FROM revived"
+)
+
+
+async def revive(database: Database, job_id: str, tenant: str) -> Steered | None:
+    """failed → queued; None when the job is not a failed one of this tenant."""
+    return next(iter(await revive_all(database, [job_id], tenant)), None)
+
+
+async def revive_all(database: Runner, job_ids: Sequence[str], tenant: str) -> list[Steered]:
+    """failed → queued, for those that are failed ones of this tenant."""
+    return [Steered(**record) for record in await database.fetch(REVIVE, job_ids, tenant)]
+
+
+# failed → dismissed: an operator gave up on it.
+DISMISS = (
+    """
+WITH held AS MATERIALIZED (
+    SELECT id FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2 AND state = 'failed' ORDER BY id FOR UPDATE
+)
+, dismissed AS (
+    UPDATE jobs AS j SET
+        state = 'dismissed', reason = 'dismiss', completed_at = now(), seq = j.seq + 1, updated_at = now()
+    FROM held WHERE j.id = held.id
+    RETURNING j.*
+)
+, moved AS (
+    SELECT id, seq, state AS type, state, 'dismiss' AS verb, NULL AS data, webhook_url, webhook_events
+    FROM dismissed
+)
+"""
+    + EVENT_AND_OUTBOX
+    + tally("dismissed")
+    + tally("dismissed", state="'failed'", sign="-", name="untallied")
+    + "SELECT id, state, queue, lane, true AS changed FROM dismissed"
+)
+
+
+async def dismiss_all(database: Runner, job_ids: Sequence[str], tenant: str) -> list[Steered]:
+    """failed → dismissed, for those that are failed ones of this tenant."""
+    return [Steered(**record) for record in await database.fetch(DISMISS, job_ids, tenant)]
+
+
+DELETE = (
+    """
+WITH gone AS (
+    DELETE FROM jobs WHERE id = ANY ($1::text[]) AND completed_at IS NOT NULL
+    RETURNING id, queue, state, created_at, updated_at
+)
+, dependencies_gone AS (DELETE FROM dependencies USING gone WHERE dependencies.job_id = gone.id)
+"""
+    + ALL_IT_OWNED
+    + tally("gone", sign="-")
+    + "SELECT id FROM gone"
+)
+
+
+# Locked before, in a statement of its own: a late settlement that was being noted meanwhile has committed
+# its event by then, and the delete sees it. In one statement the event would be left behind.
+LOCK_ENDED = """
+SELECT id FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2 AND completed_at IS NOT NULL ORDER BY id FOR UPDATE
+"""
+
+
+async def delete(database: Database, job_id: str, tenant: str) -> bool:
+    """Remove a terminal job and all it owns; False when it is not terminal or not there."""
+    async with database.transaction() as connection:
+        return bool(await delete_all(connection, [job_id], tenant))
+
+
+async def delete_all(connection: Runner, job_ids: Sequence[str], tenant: str) -> list[str]:
+    """Remove the terminal ones among these jobs, and all they own; in the caller's transaction."""
+    return await delete_locked(connection, await connection.fetch(LOCK_ENDED, job_ids, tenant))
+
+
+async def delete_locked(connection: Runner, locked: Sequence[asyncpg.Record]) -> list[str]:
+    """The same for jobs whose rows this transaction holds already."""
+    if not locked:
+        return []
+    return [row["id"] for row in await connection.fetch(DELETE, [row["id"] for row in locked])]

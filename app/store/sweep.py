@@ -1,0 +1,196 @@
+"""What happens to jobs by the passing of time: rescue, supersede, expire, and the end of a cancel's grace.
+
+Each statement takes a small batch and skips rows that somebody holds, so that it never stands in
+anybody's way. One replica at a time does a round, by a transaction-level advisory lock.
+"""
+
+from dataclasses import dataclass
+
+import asyncpg
+
+from app.store.database import Database
+from app.store.tail import EVENT_AND_OUTBOX
+from app.store.tallies import tally
+
+BATCH = 500
+ONE_AT_A_TIME = "SELECT pg_try_advisory_xact_lock(7261348002)"
+
+# The columns that every end or interruption of a run resets, whoever caused it.
+_LEAVE_RUN = """
+    lease_token = NULL, lease_expires_at = NULL, attempt_expires_at = NULL,
+    queued_seconds = j.queued_seconds
+        + CASE WHEN j.state = 'queued' THEN date_part('epoch', now() - j.entered_at) ELSE 0 END,
+    loading_seconds = j.loading_seconds
+        + CASE WHEN j.state = 'loading' THEN date_part('epoch', now() - j.entered_at) ELSE 0 END,
+    working_seconds = j.working_seconds
+        + CASE WHEN j.state = 'working' THEN date_part('epoch', now() - j.entered_at) ELSE 0 END,
+    seq = j.seq + 1, entered_at = now(), updated_at = now()
+"""
+
+_LEASE_ERROR = (
+    """{"code":"lease_expired","message":"The worker stopped renewing its lease.","retryable":true}"""
+)
+_DURATION_ERROR = """{"code":"attempt_timeout","message":"The attempt took longer than max_duration_seconds.","retryable":true}"""
+
+_NOT_KEYED_ANY_MORE = """NOT EXISTS (
+          SELECT 1 FROM queues WHERE queues.name = jobs.queue AND queues.settings ? 'key'
+      )"""
+
+# loading, working → queued; counts as an attempt. → failed when that was the last one; → cancelled when
+# a cancel was on its way.
+RESCUE = (
+    f"""
+WITH lost AS MATERIALIZED (
+    SELECT id FROM jobs
+    WHERE state IN ('loading', 'working') AND lease_expires_at < now()
+      AND (concurrency_key IS NULL OR cancel_requested_at IS NOT NULL OR {_NOT_KEYED_ANY_MORE})
+    ORDER BY id LIMIT $1
+    FOR UPDATE SKIP LOCKED
+)
+, rescued AS (
+    UPDATE jobs AS j SET
+        state = CASE
+            WHEN j.cancel_requested_at IS NOT NULL THEN 'cancelled'
+            WHEN j.attempt >= j.max_attempts THEN 'failed'
+            ELSE 'queued' END,
+        reason = CASE
+            WHEN j.cancel_requested_at IS NOT NULL THEN coalesce(j.cancel_reason, 'cancel')
+            WHEN j.attempt >= j.max_attempts THEN 'attempts_exhausted'
+            ELSE 'rescue' END,
+        error = CASE WHEN j.attempt_expires_at <= now() THEN '{_DURATION_ERROR}' ELSE '{_LEASE_ERROR}' END,
+        completed_at = CASE WHEN j.cancel_requested_at IS NOT NULL OR j.attempt >= j.max_attempts THEN now() END,
+        run_at = now(), ready_at = now(),
+        {_LEAVE_RUN}
+    FROM lost WHERE j.id = lost.id
+    RETURNING j.*
+)
+, moved AS (
+    SELECT id, seq, state AS type, state,
+        CASE state WHEN 'queued' THEN 'rescue' WHEN 'failed' THEN 'fail' ELSE 'cancel' END AS verb,
+        json_build_object('attempt', attempt, 'worker', worker, 'error', error::json)::text AS data,
+        webhook_url, webhook_events
+    FROM rescued
+)
+"""
+    + EVENT_AND_OUTBOX
+    + tally("rescued")
+    + "SELECT id, state, queue, lane, concurrency_key AS key, has_dependents FROM rescued"
+)
+
+# loading, working → stale: the holder of a key lost its lease, and its queue lets the next one run. With the
+# policy `block` it stays as it is, until an operator cancels it or its worker comes back with its token.
+SUPERSEDE = (
+    f"""
+WITH lost AS MATERIALIZED (
+    SELECT jobs.id FROM jobs JOIN queues ON queues.name = jobs.queue
+    WHERE jobs.state IN ('loading', 'working') AND jobs.lease_expires_at < now()
+      AND jobs.concurrency_key IS NOT NULL AND jobs.cancel_requested_at IS NULL
+      AND queues.settings ? 'key' AND coalesce(queues.settings->>'stale_policy', 'fail-stale') = 'fail-stale'
+    ORDER BY jobs.id LIMIT $1
+    FOR UPDATE OF jobs SKIP LOCKED
+)
+, superseded AS (
+    UPDATE jobs AS j SET
+        state = 'stale', reason = 'lease_expired', completed_at = now(),
+        error = CASE WHEN j.attempt_expires_at <= now() THEN '{_DURATION_ERROR}' ELSE '{_LEASE_ERROR}' END,
+        {_LEAVE_RUN}
+    FROM lost WHERE j.id = lost.id
+    RETURNING j.*
+)
+, moved AS (
+    SELECT id, seq, state AS type, state, 'supersede' AS verb,
+        json_build_object('attempt', attempt, 'worker', worker, 'error', error::json)::text AS data,
+        webhook_url, webhook_events
+    FROM superseded
+)
+"""
+    + EVENT_AND_OUTBOX
+    + tally("superseded")
+    + "SELECT id, state, queue, lane, concurrency_key AS key, has_dependents FROM superseded"
+)
+
+# queued, loading, working → expired; a running worker finds its lease gone.
+EXPIRE = (
+    f"""
+WITH late AS MATERIALIZED (
+    SELECT id FROM jobs
+    WHERE deadline IS NOT NULL AND state IN ('queued', 'loading', 'working') AND deadline <= now()
+    ORDER BY deadline LIMIT $1
+    FOR UPDATE SKIP LOCKED
+)
+, expired AS (
+    UPDATE jobs AS j SET state = 'expired', reason = 'deadline', completed_at = now(), {_LEAVE_RUN}
+    FROM late WHERE j.id = late.id
+    RETURNING j.*
+)
+, moved AS (
+    SELECT id, seq, state AS type, state, 'expire' AS verb, json_build_object('deadline', deadline)::text AS data,
+        webhook_url, webhook_events
+    FROM expired
+)
+"""
+    + EVENT_AND_OUTBOX
+    + tally("expired")
+    + "SELECT id, state, queue, lane, concurrency_key AS key, has_dependents FROM expired"
+)
+
+# loading, working → cancelled: the grace is over and the worker did not confirm. It is fenced off.
+END_GRACE = (
+    f"""
+WITH overdue AS MATERIALIZED (
+    SELECT id FROM jobs
+    WHERE state IN ('loading', 'working') AND cancel_requested_at < now() - $2 * interval '1 second'
+    ORDER BY id LIMIT $1
+    FOR UPDATE SKIP LOCKED
+)
+, cancelled AS (
+    UPDATE jobs AS j SET
+        state = 'cancelled', reason = coalesce(j.cancel_reason, 'cancel'), completed_at = now(), {_LEAVE_RUN}
+    FROM overdue WHERE j.id = overdue.id
+    RETURNING j.*
+)
+, moved AS (
+    SELECT id, seq, state AS type, state, 'cancel' AS verb,
+        json_build_object('reason', reason, 'confirmed', false)::text AS data, webhook_url, webhook_events
+    FROM cancelled
+)
+"""
+    + EVENT_AND_OUTBOX
+    + tally("cancelled")
+    + "SELECT id, state, queue, lane, concurrency_key AS key, has_dependents FROM cancelled"
+)
+
+PRUNE_IDEMPOTENCY_KEYS = """
+DELETE FROM idempotency_keys WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM idempotency_keys WHERE created_at < now() - interval '48 hours' ORDER BY created_at LIMIT $1
+))
+"""
+
+
+@dataclass(slots=True)
+class Swept:
+    """The jobs that one round moved, as (id, state, queue, lane, key, has_dependents)."""
+
+    rescued: list[asyncpg.Record]
+    superseded: list[asyncpg.Record]
+    expired: list[asyncpg.Record]
+    cancelled: list[asyncpg.Record]
+    full: bool
+
+    @property
+    def jobs(self) -> list[asyncpg.Record]:
+        return [*self.rescued, *self.superseded, *self.expired, *self.cancelled]
+
+
+async def sweep(database: Database, *, cancel_grace_seconds: float) -> Swept | None:
+    """One round over everything that is overdue; None when another replica is at it."""
+    async with database.transaction() as connection:
+        if not await connection.fetchval(ONE_AT_A_TIME):
+            return None
+        cancelled = await connection.fetch(END_GRACE, BATCH, cancel_grace_seconds)
+        expired = await connection.fetch(EXPIRE, BATCH)
+        rescued = await connection.fetch(RESCUE, BATCH)
+        superseded = await connection.fetch(SUPERSEDE, BATCH)
+        await connection.execute(PRUNE_IDEMPOTENCY_KEYS, BATCH)
+    full = BATCH in (len(cancelled), len(expired), len(rescued), len(superseded))
+    return Swept(rescued, superseded, expired, cancelled, full)

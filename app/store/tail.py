@@ -1,0 +1,52 @@
+"""What every statement that moves or removes jobs shares, so that none can be written without it.
+
+One that moves jobs names its changed rows `moved (id, seq, type, state, verb, data, webhook_url,
+webhook_events)` and appends EVENT_AND_OUTBOX: the event, the outbox row and the announcement. One that
+removes jobs names them `gone (id, created_at, updated_at)` and appends ALL_IT_OWNED.
+"""
+
+# One row a statement, however many jobs it moved: what the feed over all jobs reads, in the order of commits.
+ANNOUNCED = """
+, announced AS (
+    INSERT INTO announcements (job_ids, seqs)
+    SELECT array_agg(id), array_agg(seq) FROM moved HAVING count(*) > 0
+)
+"""
+
+# Host and port as they stand in the URL: what deliveries are queued and limited by.
+WEBHOOK_HOST = "coalesce(lower(substring(webhook_url FROM '^[^:]+://([^/?#]+)')), '')"
+
+EVENT_AND_OUTBOX = (
+    f"""
+, logged AS (
+    INSERT INTO events (job_id, seq, type, state, reason, data, at)
+    SELECT id, seq, type, state, verb, data, now() FROM moved
+)
+, outbox AS (
+    INSERT INTO deliveries (job_id, seq, type, host)
+    SELECT id, seq, type, {WEBHOOK_HOST} FROM moved
+    WHERE webhook_url IS NOT NULL
+      AND CASE WHEN webhook_events IS NULL THEN type = state ELSE type = ANY (webhook_events) END
+)
+"""
+    + ANNOUNCED
+)
+
+# Chatter is found by its day; an hour on either side is for clocks that differ after a failover. The bytes
+# of artifacts that lie elsewhere are thrown into the trash, which the janitor empties.
+ALL_IT_OWNED = """
+, events_gone AS (DELETE FROM events USING gone WHERE events.job_id = gone.id)
+, chatter_gone AS (
+    DELETE FROM chatter USING gone
+    WHERE chatter.job_id = gone.id
+      AND chatter.at BETWEEN gone.created_at - interval '1 hour' AND gone.updated_at + interval '1 hour'
+)
+, deliveries_gone AS (DELETE FROM deliveries USING gone WHERE deliveries.job_id = gone.id)
+, artifacts_gone AS (
+    DELETE FROM artifacts USING gone WHERE artifacts.job_id = gone.id RETURNING artifacts.location
+)
+, trashed AS (
+    INSERT INTO artifact_trash (location) SELECT location FROM artifacts_gone WHERE location IS NOT NULL
+    ON CONFLICT DO NOTHING
+)
+"""

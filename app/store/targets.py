@@ -1,0 +1,155 @@
+"""Targets in the database: those made over HTTP, and what is known of every one, for all replicas."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+import orjson
+
+from app.jobs.lanes import TARGET_ASLEEP
+from app.store.database import Database
+
+LIST = "SELECT * FROM targets ORDER BY name"
+
+
+async def list_targets(database: Database) -> list[asyncpg.Record]:
+    return await database.fetch(LIST)
+
+
+PUT = """
+INSERT INTO targets (name, settings, token) VALUES ($1, $2::jsonb, $3)
+ON CONFLICT (name) DO UPDATE SET
+    settings = EXCLUDED.settings,
+    token = CASE WHEN $4 THEN targets.token ELSE EXCLUDED.token END,
+    inventory = CASE WHEN targets.settings->>'url' = EXCLUDED.settings->>'url' THEN targets.inventory END,
+    resident = CASE WHEN targets.settings->>'url' = EXCLUDED.settings->>'url' THEN targets.resident END,
+    asleep_since = NULL, warning = NULL, woken_at = NULL, wake_tries = 0, updated_at = now()
+RETURNING (xmax = 0) AS created
+"""
+
+
+async def put_target(
+    database: Database, name: str, settings: dict[str, Any], token: bytes | None, *, keep_token: bool
+) -> bool:
+    """Make or change a target; True when it is new. What is known of it goes with its address."""
+    return bool(await database.fetchval(PUT, name, orjson.dumps(settings).decode(), token, keep_token))
+
+
+DELETE = "DELETE FROM targets WHERE name = $1 AND settings IS NOT NULL RETURNING name"
+
+
+async def delete_target(database: Database, name: str) -> bool:
+    return await database.fetchval(DELETE, name) is not None
+
+
+KNOW = """
+INSERT INTO targets (name, inventory) SELECT name, NULL FROM unnest($1::text[]) AS name ON CONFLICT DO NOTHING
+"""
+
+
+async def know_targets(database: Database, names: Sequence[str]) -> None:
+    """Rows for the targets that the environment makes: their state is kept like everybody's."""
+    await database.execute(KNOW, sorted(names))
+
+
+ANSWERED = """
+UPDATE targets SET
+    inventory = $2::jsonb, answered_at = now(), asleep_since = NULL, warning = NULL, woken_at = NULL,
+    wake_tries = 0, resident = CASE WHEN $3 THEN NULL ELSE resident END
+WHERE name = $1
+"""
+
+
+async def record_answer(database: Database, name: str, inventory: dict[str, Any], *, forget: bool) -> None:
+    """`forget`: nothing is resident any more."""
+    await database.execute(ANSWERED, name, orjson.dumps(inventory).decode(), forget)
+
+
+SLEEPS = "UPDATE targets SET asleep_since = coalesce(asleep_since, now()), warning = $2 WHERE name = $1"
+
+
+async def record_sleep(database: Database, name: str, warning: str) -> None:
+    await database.execute(SLEEPS, name, warning)
+
+
+WARN = "UPDATE targets SET warning = $2 WHERE name = $1"
+
+
+async def record_warning(database: Database, name: str, warning: str) -> None:
+    await database.execute(WARN, name, warning)
+
+
+# One replica at a time tries, each time after a longer pause.
+TAKE_WAKE = """
+UPDATE targets SET woken_at = now(), wake_tries = wake_tries + 1
+WHERE name = $1
+  AND (woken_at IS NULL OR woken_at < now() - least($3, $2 * 2 ^ least(wake_tries - 1, 20)) * interval '1 second')
+RETURNING wake_tries
+"""
+
+
+async def take_wake(database: Database, name: str, first_seconds: float, most_seconds: float) -> int | None:
+    """The number of this try to wake the target; None when it is not yet time for another."""
+    return await database.fetchval(TAKE_WAKE, name, first_seconds, most_seconds)  # type: ignore[no-any-return]
+
+
+# Written when a target swaps, not with every claim.
+SET_RESIDENT = "UPDATE targets SET resident = $2 WHERE name = $1 AND resident IS DISTINCT FROM $2"
+
+
+async def record_resident(database: Database, name: str, resident: str) -> None:
+    await database.execute(SET_RESIDENT, name, resident)
+
+
+# Not a transition: they stay queued, but out of the claim's way until the target answers. No event.
+PARK = f"""
+WITH asleep AS MATERIALIZED (
+    SELECT id FROM jobs
+    WHERE queue = $1 AND lane = ANY ($2::text[]) AND state = 'queued' AND ready_at IS NOT NULL
+    LIMIT $3
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE jobs AS j SET ready_at = NULL, run_at = 'infinity', reason = '{TARGET_ASLEEP}', updated_at = now()
+FROM asleep WHERE j.id = asleep.id
+RETURNING j.id
+"""
+
+
+async def park(database: Database, queue: str, lanes: Sequence[str], limit: int = 1000) -> list[str]:
+    """Hold back jobs whose targets are asleep; returns their ids."""
+    return [row["id"] for row in await database.fetch(PARK, queue, list(lanes), limit)]
+
+
+UNPARK = f"""
+WITH woken AS MATERIALIZED (
+    SELECT id FROM jobs
+    WHERE state = 'queued' AND ready_at IS NULL AND reason = '{TARGET_ASLEEP}'
+    ORDER BY id
+    FOR UPDATE SKIP LOCKED
+)
+, ready AS (
+    UPDATE jobs AS j SET
+        run_at = now(), updated_at = now(),
+        -- It gave up its key's place when it was parked, and has to stand in line for it again.
+        ready_at = CASE WHEN j.concurrency_key IS NULL THEN now() END,
+        gate = CASE WHEN j.concurrency_key IS NOT NULL THEN 'key' END,
+        reason = CASE WHEN j.concurrency_key IS NOT NULL THEN 'key_busy' END
+    FROM woken WHERE j.id = woken.id
+    RETURNING j.queue, j.lane
+)
+SELECT DISTINCT queue, lane FROM ready
+"""
+
+
+async def unpark(database: Database) -> list[tuple[str, str]]:
+    """A target answered: all that waited for one is claimable. Returns the (queue, lane) pairs."""
+    return [(row["queue"], row["lane"]) for row in await database.fetch(UNPARK)]
+
+
+PARKED_LANES = f"""
+SELECT DISTINCT lane FROM jobs WHERE state = 'queued' AND ready_at IS NULL AND reason = '{TARGET_ASLEEP}'
+"""
+
+
+async def parked_lanes(database: Database) -> list[str]:
+    return [row["lane"] for row in await database.fetch(PARKED_LANES)]

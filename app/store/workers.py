@@ -1,0 +1,54 @@
+"""Who is about: the presence of workers, for operators only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import asyncpg
+
+from app.store.database import Database
+
+
+@dataclass(slots=True)
+class Presence:
+    tenant: str
+    name: str
+    queues: Sequence[str]
+    kinds: Sequence[str]
+    concurrency: int
+    version: str | None = None
+
+
+SEEN = """
+INSERT INTO workers AS w (tenant, name, queues, kinds, concurrency, version)
+VALUES ($1, $2, $3, $4, $5, $6)
+ON CONFLICT (tenant, name) DO UPDATE SET
+    queues = excluded.queues, kinds = excluded.kinds, concurrency = excluded.concurrency,
+    version = coalesce(excluded.version, w.version), last_seen_at = now()
+"""
+
+
+async def seen(database: Database, presence: Presence) -> None:
+    await database.execute(
+        SEEN,
+        presence.tenant,
+        presence.name,
+        list(presence.queues),
+        list(presence.kinds),
+        presence.concurrency,
+        presence.version,
+    )
+
+
+FORGET = "DELETE FROM workers WHERE last_seen_at < now() - interval '1 day'"
+
+LIST = """
+SELECT w.name, w.queues, w.kinds, w.concurrency, w.version, w.started_at, w.last_seen_at,
+       (SELECT count(*) FROM jobs j
+        WHERE j.state IN ('loading', 'working') AND j.worker = w.name AND j.tenant = w.tenant) AS running
+FROM workers w WHERE w.tenant = $1 ORDER BY w.last_seen_at DESC LIMIT 1000
+"""
+
+
+async def list_workers(database: Database, tenant: str) -> list[asyncpg.Record]:
+    await database.execute(FORGET)
+    return await database.fetch(LIST, tenant)

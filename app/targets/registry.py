@@ -1,0 +1,421 @@
+"""The registry: all targets, those of the environment and those of the table, each with its own prober.
+
+Every process has one. What it finds out is written to the table, so that a process that starts while a
+target is asleep still knows what the target has.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+import msgspec
+import orjson
+import structlog
+
+from app.dialects import Frame, GarbledAnswer, parse_frame
+from app.jobs.lanes import parse_llm_lane
+from app.loops.loop import Loop
+from app.outbound import GuardedClient, OutboundError
+from app.outbound.stream import StreamingClient
+from app.secretbox import SecretBox, SecretBoxError
+from app.store import targets as store
+from app.store.database import Database
+from app.targets.config import ECHO_NAME, TargetConfig, TargetFields
+from app.targets.inventory import Inventory, ollama_inventory, openai_inventory
+from app.targets.target import Target
+from app.targets.wake import WakeError, wake
+from app.telemetry import TARGET_AWAKE
+
+log = structlog.get_logger()
+
+PROBE_SECONDS = 5.0
+# Asleep, it is asked often: the moment it answers, its jobs go on.
+ASLEEP_SECONDS = 1.0
+RELOAD_SECONDS = 2.0
+FRESH_SECONDS = 0.1
+FIRST_WAKE_SECONDS = 5.0
+MOST_WAKE_SECONDS = 300.0
+MAX_INVENTORY_BYTES = 8 * 1024 * 1024
+
+OnReady = Callable[[list[tuple[str, str]]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Who can serve a model: those that answered and have it, and those that might once they answer."""
+
+    ready: list[Target]
+    asleep: list[Target]
+    # Not asked yet: this process has just started.
+    unasked: bool
+    # A pinned target that does not exist.
+    no_such_target: bool = False
+
+    @property
+    def is_unknown(self) -> bool:
+        return not self.ready and not self.asleep and not self.unasked
+
+
+class Registry:
+    def __init__(
+        self,
+        database: Database,
+        guarded: GuardedClient,
+        secret_box: SecretBox | None,
+        configured: Sequence[TargetConfig],
+        *,
+        inventory_seconds: float,
+        idle_seconds: float,
+    ) -> None:
+        self._database = database
+        self._guarded = guarded
+        self._secret_box = secret_box
+        self._configured = {config.name: config for config in configured}
+        self._inventory_seconds = inventory_seconds
+        self._idle_seconds = idle_seconds
+        self._client = StreamingClient()
+        self._targets: dict[str, Target] = {}
+        self._probers: dict[str, _Prober] = {}
+        self._reloader = Loop("targets", self._reload_once, interval=RELOAD_SECONDS)
+        self._loaded = False
+        self._on_ready: list[OnReady] = []
+        self._on_change: list[Callable[[], None]] = []
+        for config in configured:
+            self._targets[config.name] = Target(config, self._client, idle_seconds)
+
+    async def start(self) -> None:
+        if self._configured:
+            await store.know_targets(self._database, list(self._configured))
+        await self.reload()
+        self._reloader.start()
+
+    async def stop(self) -> None:
+        await self._reloader.stop()
+        await asyncio.gather(*(prober.stop() for prober in self._probers.values()))
+        self._client.close()
+
+    def on_ready(self, callback: OnReady) -> None:
+        """Be told which (queue, lane) pairs became claimable because a target answered."""
+        self._on_ready.append(callback)
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Be told that a target came, went, woke, fell asleep or changed."""
+        self._on_change.append(callback)
+
+    # -- what there is -------------------------------------------------------------------------------
+
+    @property
+    def targets(self) -> list[Target]:
+        return list(self._targets.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """No target is configured: then the built-in `echo` serves."""
+        return not self._targets
+
+    def get(self, name: str) -> Target | None:
+        return self._targets.get(name)
+
+    def is_configured(self, name: str) -> bool:
+        """Whether the environment makes it: then it cannot be changed over HTTP."""
+        return name in self._configured
+
+    @property
+    def inventories(self) -> list[Inventory]:
+        return [target.inventory for target in self._targets.values() if target.inventory is not None]
+
+    def serving(self, model: str, pinned: str | None = None) -> Serving:
+        eligible = [t for t in self._targets.values() if not pinned or t.name == pinned]
+        ready = [t for t in eligible if t.awake and t.may_serve(model, pinned)]
+        return Serving(
+            ready,
+            [t for t in eligible if t.awake is False],
+            unasked=any(t.awake is None for t in eligible),
+            no_such_target=bool(pinned) and not eligible,
+        )
+
+    def serving_lane(self, lane: str) -> Serving:
+        parts = parse_llm_lane(lane)
+        if parts is None:
+            return Serving([], [], unasked=False)
+        return self.serving(parts.model, parts.target or None)
+
+    async def serving_surely(self, model: str, pinned: str | None = None) -> Serving:
+        """As `serving`, but an unknown model is asked for once more: it may have been pulled just now."""
+        serving = self.serving(model, pinned)
+        if serving.ready or self.is_empty:
+            return serving
+        await self.refresh()
+        return self.serving(model, pinned)
+
+    async def refresh(self) -> None:
+        """Ask all targets that are awake, or were not asked yet, unless that was just done."""
+        await asyncio.gather(
+            *(
+                prober.ask_again()
+                for name, prober in self._probers.items()
+                if self._targets[name].awake is not False
+            )
+        )
+
+    # -- changes -------------------------------------------------------------------------------------
+
+    async def put(self, name: str, fields: TargetFields, *, keep_token: bool) -> bool:
+        """Make or change a target; True when it is new."""
+        config = TargetConfig.of(name, fields, "api")
+        sealed = None
+        if fields.token is not None:
+            if self._secret_box is None:
+                raise ValueError("FOREMAN_SECRET_KEY is needed to keep a token")
+            sealed = self._secret_box.seal(fields.token, _aad(name))
+        created = await store.put_target(
+            self._database, name, config.settings(), sealed, keep_token=keep_token
+        )
+        await self.reload()
+        return created
+
+    async def delete(self, name: str) -> bool:
+        deleted = await store.delete_target(self._database, name)
+        if deleted:
+            await self.reload()
+            # Those that waited for it are looked at again.
+            self.ready(await store.unpark(self._database))
+        return deleted
+
+    async def _reload_once(self) -> float | None:
+        await self.reload()
+        return None
+
+    async def reload(self) -> None:
+        """Take over what the table says: new, changed and removed targets, and what others found out."""
+        rows = await store.list_targets(self._database)
+        wanted: dict[str, tuple[TargetConfig, asyncpg.Record | None]] = {
+            name: (config, None) for name, config in self._configured.items()
+        }
+        for row in rows:
+            if row["name"] in self._configured:
+                wanted[row["name"]] = (self._configured[row["name"]], row)
+            elif row["settings"] is not None:
+                wanted[row["name"]] = (self._config_of(row), row)
+        changed = False
+        for name in [name for name in self._targets if name not in wanted]:
+            changed = True
+            del self._targets[name]
+            prober = self._probers.pop(name, None)
+            if prober is not None:
+                await prober.stop()
+        for name, (config, row) in wanted.items():
+            changed |= await self._adopt(name, config, row)
+        self._loaded = True
+        if changed:
+            self.changed()
+
+    async def _adopt(self, name: str, config: TargetConfig, row: asyncpg.Record | None) -> bool:
+        target = self._targets.get(name)
+        if target is not None and target.config != config:
+            prober = self._probers.pop(name, None)
+            if prober is not None:
+                await prober.stop()
+            target = None
+        if target is None:
+            target = self._targets[name] = Target(config, self._client, self._idle_seconds)
+        if row is not None:
+            if target.inventory is None and row["inventory"] is not None:
+                target.inventory = Inventory.from_json(config.dialect, orjson.loads(row["inventory"]))
+                target.answered_at = row["answered_at"]
+            target.resident = row["resident"]
+            if target.warning is None or target.awake:
+                target.warning = row["warning"]
+        if name not in self._probers:
+            prober = self._probers[name] = _Prober(self, target)
+            prober.start()
+            return True
+        return False
+
+    def _config_of(self, row: asyncpg.Record) -> TargetConfig:
+        fields = msgspec.convert(orjson.loads(row["settings"]), TargetFields)
+        config = TargetConfig.of(row["name"], fields, "api")
+        if row["token"] is None or self._secret_box is None:
+            return config
+        try:
+            token = self._secret_box.open(row["token"], _aad(row["name"]))
+        except SecretBoxError as problem:
+            log.warning("target.token_not_readable", target=row["name"], problem=str(problem))
+            return config
+        return replace(config, token=token)
+
+    # -- for the probers -----------------------------------------------------------------------------
+
+    @property
+    def database(self) -> Database:
+        return self._database
+
+    @property
+    def guarded(self) -> GuardedClient:
+        return self._guarded
+
+    @property
+    def inventory_seconds(self) -> float:
+        return self._inventory_seconds
+
+    def ready(self, work: list[tuple[str, str]]) -> None:
+        for callback in self._on_ready:
+            callback(work)
+
+    def changed(self) -> None:
+        for callback in self._on_change:
+            callback()
+
+
+def _aad(name: str) -> str:
+    return f"target:{name}"
+
+
+class _Prober:
+    """Asks one target what it has, every now and then and after each trouble."""
+
+    def __init__(self, registry: Registry, target: Target) -> None:
+        self._registry = registry
+        self._target = target
+        self._asked = 0.0
+        self._asking = asyncio.Lock()
+        self._version: Any = None
+        self._loop = Loop(f"target-{target.name}", self._probe, interval=registry.inventory_seconds)
+        self._gauge = TARGET_AWAKE.labels(target.name)
+        target.on_trouble = lambda _: self.trouble()
+
+    def start(self) -> None:
+        self._loop.start()
+
+    async def stop(self) -> None:
+        self._target.on_trouble = lambda _: None
+        await self._loop.stop()
+
+    def trouble(self) -> None:
+        self._registry.changed()
+        self._loop.wake()
+
+    async def ask_again(self) -> None:
+        if time.monotonic() - self._asked > FRESH_SECONDS:
+            await self._ask()
+
+    async def _probe(self) -> float | None:
+        await self._ask()
+        if self._target.awake:
+            return None
+        await self._try_to_wake()
+        return ASLEEP_SECONDS
+
+    async def _ask(self) -> None:
+        async with self._asking:
+            if time.monotonic() - self._asked < FRESH_SECONDS / 4:
+                return
+            try:
+                async with asyncio.timeout(PROBE_SECONDS):
+                    inventory = await self._inventory()
+            except TimeoutError:
+                await self._no_answer(f"no answer within {PROBE_SECONDS:g} s")
+            except OutboundError as problem:
+                await self._no_answer(problem.reason)
+            except GarbledAnswer as problem:
+                await self._no_answer(f"it answers, but not as a target does: {problem}")
+            else:
+                await self._answer(inventory)
+            finally:
+                self._asked = time.monotonic()
+
+    async def _inventory(self) -> Inventory:
+        if self._target.dialect == "openai":
+            return openai_inventory(await self._get("/v1/models"))
+        if self._version is None or not self._target.awake:
+            self._version = await self._get("/api/version", needed=False)
+        return ollama_inventory(
+            await self._get("/api/tags"), await self._get("/api/ps", needed=False), self._version
+        )
+
+    async def _get(self, path: str, *, needed: bool = True) -> Frame | None:
+        async with self._target.request("GET", path, idle_seconds=PROBE_SECONDS) as answer:
+            body = await answer.read(MAX_INVENTORY_BYTES)
+            if answer.status == 200:
+                return parse_frame(body)
+        if needed:
+            raise GarbledAnswer(f"{path} answered {answer.status}")
+        return None
+
+    async def _answer(self, inventory: Inventory) -> None:
+        target = self._target
+        was = target.awake
+        known = target.inventory.names if target.inventory else None
+        target.inventory = inventory
+        target.awake = True
+        target.asleep_since = None
+        target.answered_at = datetime.now(UTC)
+        target.warning = None
+        self._gauge.set(1)
+        await store.record_answer(
+            self._registry.database, target.name, inventory.as_json(), forget=target.settle_residents()
+        )
+        if not was or known != inventory.names:
+            if not was:
+                log.info("target.answers", target=target.name, models=len(inventory.names))
+            self._registry.changed()
+            self._registry.ready(await store.unpark(self._registry.database))
+
+    async def _no_answer(self, problem: str) -> None:
+        target = self._target
+        fell_asleep = target.asleep_since is None
+        target.awake = False
+        target.warning = problem[:500]
+        self._gauge.set(0)
+        if fell_asleep:
+            target.asleep_since = datetime.now(UTC)
+            log.warning("target.asleep", target=target.name, problem=target.warning)
+            self._registry.changed()
+        await store.record_sleep(self._registry.database, target.name, target.warning)
+
+    async def _try_to_wake(self) -> None:
+        action = self._target.config.wake
+        if action is None or not self._is_needed(await store.parked_lanes(self._registry.database)):
+            return
+        number = await store.take_wake(
+            self._registry.database, self._target.name, FIRST_WAKE_SECONDS, MOST_WAKE_SECONDS
+        )
+        if number is None:
+            return
+        try:
+            await wake(action, self._registry.guarded)
+        except WakeError as problem:
+            log.warning("target.wake_failed", target=self._target.name, problem=str(problem), tries=number)
+            self._target.warning = f"wake: {problem}"[:500]
+            await store.record_warning(self._registry.database, self._target.name, self._target.warning)
+        else:
+            log.info("target.wake_sent", target=self._target.name, tries=number)
+
+    def _is_needed(self, lanes: Iterable[str]) -> bool:
+        return any(self._target in self._registry.serving_lane(lane).asleep for lane in lanes)
+
+
+ECHO_INVENTORY = Inventory(
+    "ollama",
+    [
+        {
+            "name": ECHO_NAME,
+            "model": ECHO_NAME,
+            "modified_at": "1970-01-01T00:00:00Z",
+            "size": 0,
+            "digest": "",
+            "details": {
+                "parent_model": "",
+                "format": "builtin",
+                "family": "echo (built into Foreman: says the last message back)",
+                "families": None,
+                "parameter_size": "0",
+                "quantization_level": "",
+            },
+        }
+    ],
+)

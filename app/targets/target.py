@@ -1,0 +1,116 @@
+"""One target as this process knows it: awake or not, what it has, what is resident, and the line to it."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+
+from app.dialects import Dialect, Frame, model_key
+from app.outbound.stream import StreamedAnswer, StreamingClient
+from app.targets.breaker import Breaker
+from app.targets.config import TargetConfig
+from app.targets.inventory import Inventory
+
+# For how long something that was just used is taken to be resident still. Ollama keeps models for five
+# minutes unless it is told otherwise; when it is wrong, the target loads the model a moment later.
+RESIDENT_SECONDS = 120.0
+
+
+class Target:
+    def __init__(self, config: TargetConfig, client: StreamingClient, idle_seconds: float) -> None:
+        self.config = config
+        self._client = client
+        self._idle_seconds = idle_seconds
+        self.inventory: Inventory | None = None
+        # None until it was asked for the first time.
+        self.awake: bool | None = None
+        self.asleep_since: datetime | None = None
+        self.answered_at: datetime | None = None
+        self.warning: str | None = None
+        self.breaker = Breaker()
+        # The affinity key of what was last sent there, by anybody.
+        self.resident: str | None = None
+        self.shown: dict[str, Frame] = {}
+        self._loaded: dict[str, float] = {}
+        # Set by whoever watches it.
+        self.on_trouble: Callable[[Target], None] = lambda _: None
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    @property
+    def dialect(self) -> Dialect:
+        return self.config.dialect
+
+    def may_serve(self, model: str, pinned: str | None) -> bool:
+        """Whether it is known, and not pinned elsewhere."""
+        if pinned and pinned != self.name:
+            return False
+        return self.inventory is not None and self.inventory.serves(model)
+
+    def own_name(self, model: str) -> str:
+        """How this target spells the model."""
+        return (self.inventory.own_name(model) if self.inventory else None) or model
+
+    def request(
+        self, method: str, path: str, content: bytes = b"", idle_seconds: float | None = None
+    ) -> AbstractAsyncContextManager[StreamedAnswer]:
+        headers = {"content-type": "application/json"} if content else {}
+        if self.config.token is not None:
+            headers["authorization"] = f"Bearer {self.config.token}"
+        return self._client.open(
+            method,
+            self.config.url + path,
+            headers=headers,
+            content=content,
+            idle_seconds=self._idle_seconds if idle_seconds is None else idle_seconds,
+        )
+
+    # -- what runs tell ------------------------------------------------------------------------------
+
+    def answered(self) -> None:
+        self.breaker.succeeded()
+
+    def undecided(self) -> None:
+        self.breaker.undecided()
+
+    def failed(self, problem: str) -> None:
+        """It answered, but badly."""
+        self.warning = problem[:500]
+        self.breaker.failed(time.monotonic())
+        self.on_trouble(self)
+
+    def unreachable(self, problem: str) -> None:
+        self.warning = problem[:500]
+        self.breaker.undecided()
+        self._loaded.clear()
+        self.awake = False
+        self.on_trouble(self)
+
+    def out_of_date(self) -> None:
+        """It does not have what its inventory says."""
+        self.on_trouble(self)
+
+    def is_resident(self, affinity: str) -> bool:
+        used = self._loaded.get(affinity)
+        return used is not None and time.monotonic() - used < RESIDENT_SECONDS
+
+    def loaded(self, affinity: str) -> None:
+        """Just loaded or used. Whatever else was resident may have made room for it."""
+        if affinity not in self._loaded:
+            self._loaded.clear()
+        self._loaded[affinity] = time.monotonic()
+
+    def unloaded(self, affinity: str) -> None:
+        self._loaded.pop(affinity, None)
+
+    def settle_residents(self) -> bool:
+        """Forget what the inventory says is gone; True when nothing is resident at all."""
+        if self.inventory is None or self.dialect != "ollama":
+            return False
+        resident = self.inventory.resident_models
+        for affinity in list(self._loaded):
+            if model_key(affinity.split(" ", 1)[0]) not in resident:
+                del self._loaded[affinity]
+        return not resident

@@ -1,0 +1,97 @@
+"""Logs and metrics. Payloads, results, secrets and tokens never get in here."""
+
+import logging
+import sys
+from typing import TextIO
+
+import structlog
+from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+ENQUEUED = Counter("foreman_jobs_enqueued", "Jobs accepted.")
+CLAIMED = Counter("foreman_jobs_claimed", "Jobs claimed by this process's workers.")
+RUNNING = Gauge("foreman_jobs_running", "Jobs that this process is running now.")
+SWEPT = Counter("foreman_jobs_swept", "Jobs moved by the sweeper.", ["verb"])
+REQUESTS = Histogram(
+    "foreman_request_seconds",
+    "Time from a request's first byte to its answer's end.",
+    ["method", "status"],
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
+)
+
+SETTLEMENTS = Counter(
+    "foreman_settlements", "Settlements by verb and whether the lease still held.", ["verb", "ok"]
+)
+
+STREAMS = Gauge("foreman_streams_open", "Event and token streams that this process serves now.", ["of"])
+STREAMS_REFUSED = Counter("foreman_streams_refused", "Streams refused because there were too many.")
+SLOW_READERS = Counter("foreman_slow_readers", "Connections ended because their reader did not read.")
+WATCHED = Gauge("foreman_watches", "Requests and streams of this process that wait for a job to change.")
+NOTICES = Counter("foreman_notices", "Hints sent to and heard from other processes.", ["way"])
+LOG_READERS_PER_QUERY = Histogram(
+    "foreman_log_readers_per_query",
+    "How many readers of event logs one query served.",
+    buckets=(1, 2, 5, 10, 20, 50, 100, 250),
+)
+EVENTS_APPENDED = Counter("foreman_events_appended", "Events written that are not transitions.", ["type"])
+PARTITIONS_DROPPED = Counter(
+    "foreman_partitions_dropped", "Days dropped from append-heavy tables.", ["table"]
+)
+ARTIFACT_BYTES = Counter("foreman_artifact_bytes", "Bytes of artifacts taken in and given out.", ["way"])
+GATES_PASSED = Counter("foreman_gates_passed", "Times that waiting jobs were let through, by gate.", ["gate"])
+REFUSED = Counter("foreman_submissions_refused", "Submissions that a queue's rules refused.", ["code"])
+SKIPPED = Counter("foreman_jobs_skipped", "Queued jobs that were replaced by newer ones.")
+TICKS = Counter("foreman_schedule_ticks", "Ticks of schedules, by what came of them.", ["outcome"])
+BULK = Counter("foreman_bulk_jobs", "Jobs moved by bulk operations.", ["action"])
+PRUNED = Counter("foreman_jobs_pruned", "Jobs removed because their retention was over.")
+QUEUE_JOBS = Gauge("foreman_queue_jobs", "Jobs by queue and state.", ["queue", "state"])
+QUEUE_OLDEST = Gauge(
+    "foreman_queue_oldest_queued_seconds", "How long the oldest claimable job has waited.", ["queue"]
+)
+WEBHOOK_TRIES = Counter(
+    "foreman_webhook_tries",
+    "Tries to deliver a webhook: delivered, retried, given_up or refused.",
+    ["outcome"],
+)
+WEBHOOK_SECONDS = Histogram(
+    "foreman_webhook_seconds",
+    "Time from the event to its delivery, tries that failed included.",
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 15, 60, 300, 1800, 7200, 43_200),
+)
+WEBHOOKS_IN_FLIGHT = Gauge("foreman_webhooks_in_flight", "Webhooks that this process is sending now.")
+WEBHOOK_CIRCUITS = Gauge("foreman_webhook_open_circuits", "Receivers that this process leaves alone for now.")
+
+TARGET_AWAKE = Gauge("foreman_target_awake", "Whether a target answered when it was last asked.", ["target"])
+SWAPS = Counter("foreman_model_swaps", "Claims that made a target load another model.", ["target"])
+SWAPS_AVOIDED = Counter(
+    "foreman_model_swaps_avoided",
+    "Claims that stayed with the resident model where first come, first served would have swapped.",
+    ["target"],
+)
+PASSTHROUGH = Counter(
+    "foreman_passthrough_requests", "Synchronous calls by surface and how they ended.", ["surface", "ending"]
+)
+
+
+def configure_logging(level: str, style: str, stream: TextIO | None = None) -> None:
+    """JSON lines, or coloured ones for a person at a terminal."""
+    stream = stream or sys.stderr
+    for_people = style == "console" or (style == "auto" and stream.isatty())
+    renderer: structlog.types.Processor = (
+        structlog.dev.ConsoleRenderer(colors=stream.isatty())
+        if for_people
+        else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        logger_factory=structlog.WriteLoggerFactory(stream),
+        cache_logger_on_first_use=True,
+    )

@@ -1,0 +1,1 @@
+"""Telling callers what became of their jobs: signing and delivering state changes."""

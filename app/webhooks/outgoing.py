@@ -1,0 +1,60 @@
+"""What calls to the outside need, made from the settings once: the guard, its clients, keys and secrets."""
+
+from app.config import Settings, SettingsError
+from app.outbound import AddressPolicy, GuardedClient
+from app.secretbox import SecretBox, SecretBoxError
+from app.webhooks.sign import parse_secret
+
+LOOPBACK = "127.0.0.0/8,::1/128"
+KEY_FILE = "secret.key"
+
+
+class Outgoing:
+    """Clients open nothing until they are used; `aclose` them in the end.
+
+    Webhooks and jobs of kind `http` have a client each, so that neither can use up the other's connections.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        """Raises SettingsError naming the setting that cannot be used."""
+        try:
+            self.policy = AddressPolicy.from_setting(settings.outbound_allow)
+        except ValueError as problem:
+            raise SettingsError(f"FOREMAN_OUTBOUND_ALLOW: {problem}") from None
+        try:
+            self.box = SecretBox.from_setting(settings.secret_key) if settings.secret_key else None
+        except SecretBoxError as problem:
+            raise SettingsError(f"FOREMAN_SECRET_KEY: {problem}") from None
+        self.server_secrets = _server_secrets(settings.webhook_secret)
+
+    def client(self) -> GuardedClient:
+        """Belongs to the event loop it is made in."""
+        return GuardedClient(self.policy)
+
+
+def _server_secrets(setting: str | None) -> list[str]:
+    secrets = [entry.strip() for entry in (setting or "").split(",") if entry.strip()]
+    for secret in secrets:
+        try:
+            parse_secret(secret)
+        except ValueError as problem:
+            raise SettingsError(f"FOREMAN_WEBHOOK_SECRET: {problem}") from None
+    return secrets
+
+
+def for_development(settings: Settings) -> Settings:
+    """The embedded development mode: this machine may be called, and a key is kept beside the data.
+
+    What was set explicitly stays.
+    """
+    allow = ",".join(filter(None, (settings.outbound_allow, LOOPBACK)))
+    if settings.secret_key is not None:
+        return settings.model_copy(update={"outbound_allow": allow})
+    path = settings.data_dir / KEY_FILE
+    try:
+        SecretBox.from_file(path)
+    except (SecretBoxError, OSError) as problem:
+        raise SettingsError(f"FOREMAN_DATA_DIR: {problem}") from None
+    return settings.model_copy(
+        update={"outbound_allow": allow, "secret_key": path.read_text("ascii").strip()}
+    )

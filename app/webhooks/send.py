@@ -1,0 +1,124 @@
+"""One try: compose, sign, post, and judge the answer. Knows nothing of schedules, hosts or leases."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import structlog
+
+from app.jobs.lanes import LLM_KINDS
+from app.outbound import GuardedClient, OutboundError, OutboundRefused, OutboundResponse
+from app.secretbox import SecretBox, SecretBoxError
+from app.store import outbox
+from app.store.database import Database
+from app.store.events import CHATTER_TYPES
+from app.webhooks.message import compose, delivery_id, is_too_large
+from app.webhooks.schedule import GONE
+from app.webhooks.sign import sign
+
+log = structlog.get_logger()
+
+DEADLINE_SECONDS = 15.0
+MAX_RESPONSE_BYTES = 16 * 1024
+TOO_MANY_REQUESTS = 429
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a try went. `receiver_is_well` is None when nothing was learned about the receiver."""
+
+    outcome: Literal["delivered", "failed", "gone", "refused"]
+    status: int | None = None
+    error: str | None = None
+    retry_after: float | None = None
+    receiver_is_well: bool | None = None
+
+
+class Sender:
+    """Sends deliveries through the guard, signed with the job's secret or else the server's."""
+
+    def __init__(
+        self, client: GuardedClient, box: SecretBox | None, server_secrets: Sequence[str], database: Database
+    ) -> None:
+        self._client = client
+        self._box = box
+        self._server_secrets = server_secrets
+        self._database = database
+        # Results of many megabytes are looked into one at a time.
+        self._large = asyncio.Lock()
+
+    async def send(self, delivery: Mapping[str, Any]) -> Verdict:
+        try:
+            body = await self._body(delivery)
+            headers = self._headers(delivery, body, int(time.time()))
+            response = await self._client.request(
+                "POST",
+                delivery["webhook_url"],
+                headers=headers,
+                content=body,
+                deadline_seconds=DEADLINE_SECONDS,
+                max_response_bytes=MAX_RESPONSE_BYTES,
+            )
+        except OutboundRefused as refused:
+            return Verdict("refused", error=refused.reason)
+        except OutboundError as problem:
+            return Verdict("failed", error=problem.reason, receiver_is_well=False)
+        except SecretBoxError as problem:
+            # Never unsigned instead. The operator may bring the key back.
+            return Verdict("failed", error=f"the webhook secret cannot be read: {problem}")
+        return _judge(response)
+
+    async def _body(self, delivery: Mapping[str, Any]) -> bytes:
+        if delivery["type"] in CHATTER_TYPES:
+            said = await outbox.chatter_of(self._database, delivery["job_id"], delivery["seq"])
+            return compose(delivery, chatter=said)
+        if not (is_too_large(delivery) and delivery["kind"] in LLM_KINDS):
+            return compose(delivery)
+        async with self._large:
+            result = await outbox.result_of(self._database, delivery["job_id"])
+            return compose(delivery, large_result=result)
+
+    def _headers(self, delivery: Mapping[str, Any], body: bytes, timestamp: int) -> dict[str, str]:
+        message_id = delivery_id(delivery["job_id"], delivery["seq"])
+        headers = {
+            "content-type": "application/json",
+            "webhook-id": message_id,
+            "webhook-timestamp": str(timestamp),
+        }
+        secrets = self._secrets(delivery)
+        if secrets:
+            headers["webhook-signature"] = sign(secrets, message_id, timestamp, body)
+        if delivery["traceparent"]:
+            headers["traceparent"] = delivery["traceparent"]
+            if delivery["tracestate"]:
+                headers["tracestate"] = delivery["tracestate"]
+        return headers
+
+    def _secrets(self, delivery: Mapping[str, Any]) -> Sequence[str]:
+        sealed = delivery["webhook_secret"]
+        if sealed is None:
+            return self._server_secrets
+        if self._box is None:
+            raise SecretBoxError("FOREMAN_SECRET_KEY is not set")
+        return [self._box.open(sealed, delivery["job_id"])]
+
+
+def _judge(response: OutboundResponse) -> Verdict:
+    status = response.status
+    if 200 <= status < 300:
+        return Verdict("delivered", status, receiver_is_well=True)
+    error = f"the receiver answered {status}"
+    if status == GONE:
+        return Verdict("gone", status, error, receiver_is_well=True)
+    if 300 <= status < 400:
+        error += ": redirects are not followed"
+    return Verdict(
+        "failed",
+        status,
+        error,
+        retry_after=response.retry_after_seconds(datetime.now(UTC)),
+        receiver_is_well=status < 500 and status != TOO_MANY_REQUESTS,
+    )

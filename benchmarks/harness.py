@@ -1,0 +1,113 @@
+"""The shape every benchmark has, and the loop that runs it.
+
+A benchmark is a name, metrics and systems; a system answers numbers each time it is run. Rounds are
+interleaved (A, B, C, A, B, C …), so that a noisy neighbour hurts everyone alike, and a ratio is taken inside
+a round before the median is taken over the rounds. Rates of different runs are never compared.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal
+
+from benchmarks.lab import Lab
+from benchmarks.measuring import Numbers
+
+__all__ = ["Aim", "Announce", "Benchmark", "Metric", "Results", "System", "run_interleaved"]
+
+Announce = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Metric:
+    name: str
+    title: str
+    better: Literal["higher", "lower"]
+    compared: bool = True  # False: systems are asked in different ways, and a ratio would say nothing
+
+
+@dataclass(frozen=True)
+class System:
+    """`peer` names the venv it needs, for systems that are not ours."""
+
+    name: str
+    run_once: Callable[[Lab], Awaitable[Numbers]]
+    peer: str | None = None
+
+
+@dataclass(frozen=True)
+class Aim:
+    """The subject's metric divided by that system's: at least this, or at most where lower is better."""
+
+    system: str
+    metric: str
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """The first system is the subject: ratios are its numbers divided by each other's."""
+
+    name: str
+    question: str
+    metrics: tuple[Metric, ...]
+    systems: tuple[System, ...]
+    aims: tuple[Aim, ...] = ()
+
+    @property
+    def subject(self) -> str:
+        return self.systems[0].name
+
+    def aim_for(self, system: str, metric: str) -> Aim | None:
+        return next((aim for aim in self.aims if (aim.system, aim.metric) == (system, metric)), None)
+
+    def reached(self, aim: Aim, ratio: float) -> bool:
+        better = next(metric.better for metric in self.metrics if metric.name == aim.metric)
+        return ratio >= aim.ratio if better == "higher" else ratio <= aim.ratio
+
+
+@dataclass
+class Results:
+    """Per round, what each system answered; and for those that could not, why."""
+
+    benchmark: Benchmark
+    rounds: list[dict[str, Numbers]] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def values(self, system: str, metric: str) -> list[float]:
+        return [
+            numbers[system][metric]
+            for numbers in self.rounds
+            if system in numbers and metric in numbers[system]
+        ]
+
+    def median(self, system: str, metric: str) -> float | None:
+        values = self.values(system, metric)
+        return median(values) if values else None
+
+    def ratios(self, system: str, metric: str) -> list[float]:
+        """Subject ÷ system, one for each round in which both were measured."""
+        subject = self.benchmark.subject
+        pairs = [
+            (numbers[subject].get(metric), numbers[system].get(metric))
+            for numbers in self.rounds
+            if subject in numbers and system in numbers
+        ]
+        return [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
+
+
+async def run_interleaved(results: Results, lab: Lab, rounds: int, announce: Announce) -> None:
+    """One system failing is told at the end and does not take the others' numbers away."""
+    benchmark = results.benchmark
+    for number in range(1, rounds + 1):
+        measured: dict[str, Numbers] = {}
+        for system in benchmark.systems:
+            if system.name in results.skipped or system.name in results.failures:
+                continue
+            announce(f"{benchmark.name}, round {number} of {rounds}: {system.name}")
+            try:
+                measured[system.name] = await system.run_once(lab)
+            except Exception as error:
+                results.failures[system.name] = f"{type(error).__name__}: {error}"
+        results.rounds.append(measured)

@@ -1,0 +1,82 @@
+"""Asks for work: one claim at a time, for as many jobs as there are free slots, held open while none come."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from typing import Any, Final
+
+from foreman_client import __version__
+from foreman_client.client import AsyncForeman
+from foreman_client.errors import Forbidden, ForemanError, InvalidRequest, NotFound, Unauthorized
+from foreman_client.wire import JSON_TYPE, Request, encode, error_from
+from foreman_client.worker.backoff import Backoff
+
+log = logging.getLogger("foreman_client.worker")
+
+MAX_CLAIM: Final = 1000
+
+
+class Claimer:
+    def __init__(
+        self,
+        client: AsyncForeman,
+        *,
+        worker: str,
+        queues: Sequence[str],
+        kinds: Sequence[str],
+        lease_seconds: float,
+        wait_seconds: float,
+        concurrency: int,
+    ) -> None:
+        self._client = client
+        self._wait_seconds = wait_seconds
+        self._fixed: dict[str, Any] = {
+            "worker": worker,
+            "queues": list(queues),
+            "kinds": list(kinds),
+            "lease_seconds": lease_seconds,
+            "wait_seconds": wait_seconds,
+            # For operators to see; the server does not act on them.
+            "concurrency": concurrency,
+            "version": f"foreman-client/{__version__}",
+        }
+        self._backoff = Backoff()
+        self._welcome = False
+
+    async def claim(self, limit: int) -> list[dict[str, Any]]:
+        """Jobs, or none when the wait was in vain or the server is away (after a pause)."""
+        try:
+            jobs = await self._ask(min(limit, MAX_CLAIM))
+        except (Unauthorized, Forbidden, NotFound, InvalidRequest):
+            # Before the first success this is a wrong setting, and waiting will not mend it.
+            if not self._welcome:
+                raise
+            await self._pause("the server refuses to give out jobs")
+        except ForemanError as error:
+            await self._pause(str(error), getattr(error, "retry_after", None))
+        else:
+            if self._backoff.failures:
+                log.info("claiming again after %d failed tries", self._backoff.failures)
+                self._backoff.reset()
+            self._welcome = True
+            return jobs
+        return []
+
+    async def _ask(self, limit: int) -> list[dict[str, Any]]:
+        request = Request(
+            "POST",
+            "/claims",
+            headers={"Content-Type": JSON_TYPE},
+            content=encode({**self._fixed, "limit": limit}),
+            hold_seconds=self._wait_seconds,
+        )
+        reply = await self._client.transport.send(request)
+        if reply.status >= 400:
+            raise error_from(reply, request.path)
+        jobs: list[dict[str, Any]] = reply.having("jobs")["jobs"]
+        return jobs
+
+    async def _pause(self, why: str, asked: float | None = None) -> None:
+        if self._backoff.failures == 0:
+            log.warning("cannot claim, keeping on: %s", why)
+        await asyncio.sleep(self._backoff.next(asked))

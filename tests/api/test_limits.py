@@ -1,0 +1,325 @@
+"""Size and pace are bounded while a request comes in: nothing too large is buffered, nobody slow is waited for."""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from app.api.protocol import paced
+from app.store.embedded import EmbeddedPostgres
+from tests.api.conftest import problem_of
+from tests.api.wire import Answer, connect, listen, say
+from tests.conftest import Server, free_port, wait_until
+from tests.serving import serving
+
+MIB = 1024 * 1024
+TIMEOUT = 1.0
+
+
+@pytest.fixture(scope="module")
+def strict(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with little patience."""
+    with serving(
+        postgres,
+        tmp_path_factory.mktemp("strict"),
+        FOREMAN_REQUEST_TIMEOUT_SECONDS=str(TIMEOUT),
+        FOREMAN_ROLE="api",
+    ) as server:
+        yield server
+
+
+def memory(server: Server, field: str = "VmRSS") -> int:
+    """Of the serving process, in bytes."""
+    for line in Path(f"/proc/{server.pid}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(field)
+
+
+@contextlib.contextmanager
+def memory_grows_less_than(server: Server, limit: int) -> Iterator[None]:
+    before = memory(server)
+    highest = before
+    over = threading.Event()
+
+    def watch() -> None:
+        nonlocal highest
+        while not over.wait(0.005):
+            highest = max(highest, memory(server))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watcher.join()
+    assert highest - before < limit, f"it grew by {(highest - before) / MIB:.1f} MiB"
+
+
+def body_of(size: int) -> bytes:
+    """A JSON object of exactly this many bytes."""
+    frame = b'{"kind":"own-kind","queue":"%b","payload":{"x":"%b"}}'
+    return frame % (b"limits", b"x" * (size - len(frame % (b"limits", b""))))
+
+
+def pieces(total: int, size: int = 64 * 1024) -> Iterator[bytes]:
+    piece = b"x" * size
+    for _ in range(total // size):
+        yield piece
+
+
+def test_sixteen_mebibytes_are_taken(client: httpx.Client) -> None:
+    answer = client.post("/jobs", content=body_of(16 * MIB))
+    assert answer.status_code == 202
+
+
+def test_one_byte_more_is_too_large(client: httpx.Client) -> None:
+    problem_of(client.post("/jobs", content=body_of(16 * MIB + 1)), 413, "payload_too_large")
+
+
+@pytest.mark.parametrize(
+    "path", ["/jobs", "/jobs/batch", "/jobs/01ARZ3NDEKTSV4RRFFQ69G5FAV/cancel", "/nowhere"]
+)
+def test_seventeen_mebibytes_are_refused_before_they_are_read(strict: Server, path: str) -> None:
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {17 * MIB}\r\n\r\n".encode()
+    with memory_grows_less_than(strict, 4 * MIB):
+        answer = say(strict, head, patience=5)
+    assert answer.statuses == [413]
+    assert answer.closed
+    assert answer.seconds < TIMEOUT  # at once, not when the patience was over
+    assert b"application/problem+json" in answer.raw
+    assert b'"payload_too_large"' in answer.body
+
+
+def test_a_large_body_sent_all_the_same_is_refused_without_being_kept(strict: Server) -> None:
+    with memory_grows_less_than(strict, 6 * MIB), httpx.Client(base_url=strict.url, timeout=10) as client:
+        for _ in range(3):
+            with contextlib.suppress(httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError):
+                problem_of(client.post("/jobs", content=body_of(17 * MIB)), 413, "payload_too_large")
+    assert httpx.get(f"{strict.url}/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/jobs", "/jobs/batch", "/jobs/01ARZ3NDEKTSV4RRFFQ69G5FAV/cancel"])
+def test_a_chunked_body_is_counted_while_it_is_read(strict: Server, path: str) -> None:
+    """It says no length; what has been read of it until the limit may be kept, what comes after may not."""
+    sent = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal sent
+        for piece in pieces(200 * MIB):
+            sent += len(piece)
+            yield piece
+
+    answer: httpx.Response | None = None
+    with (
+        memory_grows_less_than(strict, 60 * MIB),
+        httpx.Client(base_url=strict.url, timeout=20) as client,
+        contextlib.suppress(httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError),
+    ):
+        answer = client.post(path, content=endless())
+    if answer is not None:
+        problem_of(answer, 413, "payload_too_large")
+    assert sent < 60 * MIB, f"{sent / MIB} MiB were taken before the connection was closed"
+
+
+def test_many_large_bodies_at_once_do_not_add_up(strict: Server) -> None:
+    head = f"POST /jobs HTTP/1.1\r\nhost: x\r\ncontent-length: {1000 * MIB}\r\n\r\n".encode()
+    with memory_grows_less_than(strict, 10 * MIB):
+        for _ in range(20):
+            assert say(strict, head, patience=5).statuses == [413]
+
+
+# -- slow clients ----------------------------------------------------------------------------------------
+
+
+def test_a_connection_that_says_nothing_is_closed(strict: Server) -> None:
+    answer = say(strict, patience=6)
+    check_too_slow(answer)
+
+
+@pytest.mark.parametrize(
+    "half",
+    [
+        b"G",
+        b"POST /jobs HT",
+        b"POST /jobs HTTP/1.1\r\nhost: x\r\n",
+        b"POST /jobs HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n",
+        b'POST /jobs HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"kind"',
+        b'POST /jobs HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n7\r\n{"kind"\r\n',
+        b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET /heal",
+    ],
+)
+def test_a_half_sent_request_is_closed_after_the_time_out(strict: Server, half: bytes) -> None:
+    answer = say(strict, half, patience=6)
+    check_too_slow(answer)
+
+
+def check_too_slow(answer: Answer) -> None:
+    assert answer.closed, "it is still open"
+    assert TIMEOUT * 0.8 < answer.seconds < TIMEOUT * 4
+    assert answer.statuses[-1] == 408
+    assert b'"request_timeout"' in answer.raw
+
+
+def drip(server: Server, head: bytes, drop: Callable[[int], bytes], every: float, patience: float) -> Answer:
+    """Send a little again and again; what the server says to that."""
+    began = time.monotonic()
+    with connect(server) as wire:
+        wire.sendall(head)
+        stop = threading.Event()
+
+        def send() -> None:
+            n = 0
+            with contextlib.suppress(OSError):
+                while not stop.wait(every):
+                    wire.sendall(drop(n))
+                    n += 1
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        try:
+            return listen(wire, began, patience)
+        finally:
+            stop.set()
+            sender.join()
+
+
+def test_headers_that_drip_in_are_not_waited_for(strict: Server) -> None:
+    answer = drip(strict, b"GET /healthz HTTP/1.1\r\n", lambda n: f"x-{n}: y\r\n".encode(), 0.2, 8)
+    check_too_slow(answer)
+
+
+@pytest.fixture
+def hasty() -> Iterator[int]:
+    """The protocol alone, with a time-out so short that ten of them can be waited for; its port."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        while (await receive()).get("more_body"):
+            pass
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    config = uvicorn.Config(
+        app, port=free_port(), http=paced(0.2, 5), lifespan="off", log_config=None, loop="uvloop"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started)
+    yield config.port
+    server.should_exit = True
+    thread.join()
+
+
+def test_a_body_that_drips_in_ends_after_ten_time_outs_at_the_latest(hasty: int) -> None:
+    head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
+    answer = drip(Server("", hasty), head, lambda _: b"x", 0.05, 10)
+    assert answer.closed
+    assert 1.8 < answer.seconds < 5
+    assert answer.statuses == [408]
+
+
+def test_a_body_in_steady_parts_is_taken_though_it_takes_longer_than_the_time_out(strict: Server) -> None:
+    body = body_of(400)
+    began = time.monotonic()
+    with connect(strict) as wire:
+        wire.sendall(b"POST /jobs HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 400\r\n\r\n")
+        for start in range(0, 400, 100):
+            threading.Event().wait(TIMEOUT * 0.5)
+            wire.sendall(body[start : start + 100])
+        answer = listen(wire, began, 10)
+    assert answer.seconds > TIMEOUT * 1.5
+    assert answer.statuses == [202], answer.raw
+
+
+def test_waiting_for_a_job_is_not_being_slow(strict: Server) -> None:
+    with httpx.Client(base_url=strict.url, timeout=20) as client:
+        job_id = client.post("/jobs", json={"kind": "own-kind", "queue": "limits"}).json()["job_id"]
+        answer = client.get(f"/jobs/{job_id}", params={"wait": TIMEOUT * 2.5})
+        assert (answer.status_code, answer.json()["state"]) == (200, "queued")
+
+
+def test_an_idle_connection_between_two_requests_is_kept(strict: Server) -> None:
+    with connect(strict) as wire:
+        for _ in range(2):
+            wire.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            answer = listen(wire, time.monotonic(), 5, until_answered=True)
+            assert answer.statuses == [200]
+            threading.Event().wait(TIMEOUT * 1.5)
+
+
+def test_hundreds_of_stuck_connections_do_not_keep_others_from_being_served(strict: Server) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(300):
+            stack.enter_context(connect(strict)).sendall(b"POST /jobs HTTP/1.1\r\n")
+        assert httpx.get(f"{strict.url}/healthz", timeout=5).status_code == 200
+        assert httpx.post(f"{strict.url}/jobs", json={"kind": "own-kind"}, timeout=5).status_code == 202
+
+    def forgotten() -> bool:
+        return len(list(Path(f"/proc/{strict.pid}/fd").iterdir())) < 150
+
+    wait_until(forgotten, 10)
+
+
+# -- headers ---------------------------------------------------------------------------------------------
+
+
+def test_large_headers_are_taken_up_to_a_bound(strict: Server) -> None:
+    fine = say(
+        strict, b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: " + b"y" * 30_000 + b"\r\n\r\n"
+    )
+    assert fine.statuses == [200]
+
+
+def test_headers_that_are_too_large_are_a_431(strict: Server) -> None:
+    answer = say(strict, b"GET /healthz HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 600_000)
+    assert answer.statuses == [431]
+    assert answer.seconds < TIMEOUT
+    assert b'"status":431' in answer.body
+    assert b'"payload_too_large"' in answer.body
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"x-%d: yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy\r\n", b"yyyyyyyyyyyyyyyyyyyyyyyyyyyyyy%d"],
+)
+def test_headers_without_end_are_refused(strict: Server, line: bytes) -> None:
+    async def send() -> Answer:
+        reader, writer = await asyncio.open_connection("127.0.0.1", strict.port)
+        began = time.monotonic()
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + (b"" if line.endswith(b"\n") else b"x: "))
+        raw = b""
+        with contextlib.suppress(ConnectionError):
+            for n in range(200_000):
+                writer.write(line % n)
+                await writer.drain()
+                if reader.at_eof():
+                    break
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            raw = await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+        return Answer(raw, True, time.monotonic() - began)
+
+    with memory_grows_less_than(strict, 4 * MIB):
+        answer = asyncio.run(send())
+    # The answer may be lost with the connection; what counts is that it is closed.
+    if answer.statuses:
+        assert answer.statuses == [431]
+        assert b'"status":431' in answer.body
+
+
+def test_a_client_that_hangs_up_in_the_middle_of_its_body_leaves_nothing_behind(strict: Server) -> None:
+    for _ in range(20):
+        with connect(strict) as wire:
+            wire.sendall(b'POST /jobs HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"kind":"noop"')
+    assert httpx.get(f"{strict.url}/healthz").status_code == 200
+    assert "request.failed" not in strict.log()
+    assert "Traceback" not in strict.log()

@@ -1,0 +1,164 @@
+"""GET /jobs: filters, pages, newest first."""
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+
+from tests.api.conftest import Submit, problem_of
+
+Listed = Callable[..., list[str]]
+
+
+@pytest.fixture
+def listed(client: httpx.Client, queue: str) -> Listed:
+    def listed(query: Any = ()) -> list[str]:
+        pairs = list(query.items()) if isinstance(query, dict) else list(query)
+        answer = client.get("/jobs", params=[("queue", queue), *pairs])
+        assert answer.status_code == 200, answer.text
+        return [job["job_id"] for job in answer.json()["jobs"]]
+
+    return listed
+
+
+def test_newest_come_first_without_payload_result_and_artifacts(
+    client: httpx.Client, submit: Submit, queue: str, listed: Listed
+) -> None:
+    ids = [submit(kind="own-kind", payload={"secret": 1}) for _ in range(3)]
+    assert listed() == ids[::-1]
+    [job] = client.get("/jobs", params={"queue": queue, "limit": 1}).json()["jobs"]
+    assert not {"payload", "result", "artifacts"} & set(job)
+    assert {"job_id", "state", "metadata", "seq", "timings", "trace", "error", "progress"} <= set(job)
+
+
+def test_an_empty_list_is_a_list(client: httpx.Client, queue: str) -> None:
+    answer = client.get("/jobs", params={"queue": queue})
+    assert answer.json() == {"jobs": [], "next_cursor": None}
+    assert "link" not in answer.headers
+
+
+def test_pages_follow_each_other_by_cursor_and_by_link(
+    client: httpx.Client, submit: Submit, queue: str
+) -> None:
+    ids = [submit(kind="own-kind", metadata={"a b": "c&d"}) for _ in range(7)][::-1]
+    seen: list[str] = []
+    answer = client.get("/jobs", params={"queue": queue, "limit": 3, "metadata.a b": "c&d"})
+    for _ in range(3):
+        seen += [job["job_id"] for job in answer.json()["jobs"]]
+        cursor = answer.json()["next_cursor"]
+        if cursor is None:
+            break
+        link = answer.headers["link"]
+        assert link.endswith('>; rel="next"')
+        following = link[1 : link.index(">")]
+        assert parse_qs(urlsplit(following).query)["cursor"] == [cursor]
+        answer = client.get(following)
+    assert seen == ids
+    assert "link" not in answer.headers
+
+
+def test_a_page_that_is_exactly_full_is_the_last(client: httpx.Client, submit: Submit, queue: str) -> None:
+    for _ in range(4):
+        submit(kind="own-kind")
+    assert client.get("/jobs", params={"queue": queue, "limit": 4}).json()["next_cursor"] is None
+
+
+def test_jobs_submitted_while_paging_do_not_shift_the_pages(
+    client: httpx.Client, submit: Submit, queue: str
+) -> None:
+    ids = [submit(kind="own-kind") for _ in range(4)][::-1]
+    first = client.get("/jobs", params={"queue": queue, "limit": 2}).json()
+    submit(kind="own-kind")
+    second = client.get("/jobs", params={"queue": queue, "limit": 2, "cursor": first["next_cursor"]}).json()
+    assert [job["job_id"] for page in (first, second) for job in page["jobs"]] == ids
+
+
+def test_states_may_be_given_several_times(client: httpx.Client, submit: Submit, listed: Listed) -> None:
+    queued, cancelled = submit(kind="own-kind"), submit(kind="own-kind")
+    client.post(f"/jobs/{cancelled}/cancel")
+    assert listed([("state", "queued")]) == [queued]
+    assert listed([("state", "cancelled")]) == [cancelled]
+    assert listed([("state", "cancelled"), ("state", "queued")]) == [cancelled, queued]
+    assert listed([("state", "cancelled,queued")]) == [cancelled, queued]
+    assert listed([("state", "done")]) == []
+
+
+def test_kind_model_and_metadata_filter(submit: Submit, listed: Listed) -> None:
+    a = submit(kind="kind-a", metadata={"user": "ann", "team": "x y"})
+    b = submit(kind="kind-b", metadata={"user": "bob", "team": "x y"})
+    chat = submit(kind="chat", model="m1:q4", messages=[], delay_seconds=60)
+    assert listed({"kind": "kind-a"}) == [a]
+    assert listed({"kind": "chat"}) == [chat]
+    assert listed({"model": "m1:q4"}) == [chat]
+    assert listed({"metadata.team": "x y"}) == [b, a]
+    assert listed({"metadata.team": "x y", "metadata.user": "bob"}) == [b]
+    assert listed({"metadata.user": "nobody"}) == []
+
+
+def test_since_and_until(client: httpx.Client, submit: Submit, listed: Listed) -> None:
+    job_id = submit(kind="own-kind")
+    made = datetime.fromisoformat(client.get(f"/jobs/{job_id}").json()["created_at"])
+    before, after = (made - timedelta(seconds=5)).isoformat(), (made + timedelta(seconds=5)).isoformat()
+    assert listed({"since": before}) == [job_id]
+    assert listed({"since": after}) == []
+    assert listed({"until": after}) == [job_id]
+    assert listed({"until": before}) == []
+    assert listed({"since": before, "until": after}) == [job_id]
+    assert listed({"since": "2001-01-01"}) == [job_id]
+
+
+def test_a_plus_in_a_timestamp_may_come_unescaped(client: httpx.Client, submit: Submit, queue: str) -> None:
+    job_id = submit(kind="own-kind")
+    answer = client.get(f"/jobs?queue={queue}&since=2001-01-01T00:00:00+01:00")
+    assert [job["job_id"] for job in answer.json()["jobs"]] == [job_id]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("state", "sleeping"),
+        ("state", ""),
+        ("limit", "0"),
+        ("limit", "201"),
+        ("limit", "-1"),
+        ("limit", "abc"),
+        ("limit", "1e2"),
+        ("limit", "\u0663"),
+        ("limit", "9" * 5000),
+        ("since", "yesterday"),
+        ("until", "2001-13-01"),
+        ("since", "0001-01-01T00:00:00+14:00"),
+        ("cursor", "nonsense"),
+        ("cursor", ""),
+        ("cursor", "MTp4"),
+        ("cursor", "\u00fc"),
+        ("color", "red"),
+        ("metadata", "x"),
+        ("queue", "a\x00b"),
+        ("model", "\x00"),
+    ],
+)
+def test_a_wrong_filter_is_named(client: httpx.Client, field: str, value: str) -> None:
+    document = problem_of(client.get("/jobs", params={field: value}), 422, "invalid_request")
+    assert document["errors"][0]["field"] == field
+
+
+def test_odd_but_possible_filters_find_nothing(client: httpx.Client) -> None:
+    for params in (
+        {"queue": "'; DROP TABLE jobs"},
+        {"model": "\U0001f600" * 50},
+        {"metadata.": ""},
+        {"kind": "%"},
+    ):
+        assert client.get("/jobs", params=params).json()["jobs"] == []
+    assert client.get("/jobs?queue=%ff%fe").json()["jobs"] == []
+
+
+def test_limits_from_1_to_200_are_kept(client: httpx.Client, queue: str) -> None:
+    client.post("/jobs/batch", json={"jobs": [{"kind": "own-kind", "queue": queue}] * 205})
+    for limit in (1, 50, 200):
+        assert len(client.get("/jobs", params={"queue": queue, "limit": limit}).json()["jobs"]) == limit
+    assert len(client.get("/jobs", params={"queue": queue}).json()["jobs"]) == 50

@@ -1,0 +1,150 @@
+"""Exit codes and messages when things are not as they should be."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.cli.conftest import Foreman
+from tests.client.wire_stub import Answer, problem, running_stub
+from tests.conftest import ROOT, free_port
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("submit", "hello"),
+        ("submit", "--model", "echo"),
+        ("submit", "--kind", "x", "prompt"),
+        ("submit", "--kind", "x", "--payload", "{not json"),
+        ("submit", "--kind", "x", "--payload", "[1]"),
+        ("submit", "--kind", "x", "--payload", "@/no/such/file"),
+        ("submit", "--kind", "x", "--delay", "soon"),
+        ("submit", "--kind", "x", "--metadata", "novalue"),
+        ("submit", "--kind", "x", "--priority", "1000"),
+        ("list", "--state", "asleep"),
+        ("list", "--limit", "1000"),
+        ("queues", "set", "default"),
+        ("dead", "replay"),
+        ("dead", "replay", "01J", "--queue", "x"),
+        ("no-such-command",),
+        ("get",),
+    ],
+)
+def test_wrong_usage_exits_with_two_and_one_clear_message(foreman: Foreman, arguments):
+    outcome = foreman(*arguments)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_an_unknown_job_exits_with_three(foreman: Foreman):
+    for command in ("get", "wait", "watch", "events", "logs", "retry", "delete", "webhooks"):
+        outcome = foreman(command, "01J00000000000000000000000")
+        assert outcome.code == 3, (command, outcome)
+        assert "no such job" in outcome.err.lower()
+
+
+def test_a_server_that_is_not_there_exits_with_four(foreman: Foreman):
+    outcome = foreman("list", "--server", f"http://127.0.0.1:{free_port()}")
+    assert outcome.code == 4
+    assert "no answer from" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (problem(401, "unauthorized"), 5),
+        (problem(403, "forbidden"), 5),
+        (problem(409, "key_busy", existing_job_id="01J"), 6),
+        (problem(429, "queue_full", retry_after=60), 7),
+        (problem(503, "unavailable", retry_after=60), 4),
+        (problem(500, "internal_error"), 4),
+        (Answer(200, b"<html>not a Foreman</html>"), 4),
+    ],
+)
+def test_each_refusal_has_its_exit_code(foreman: Foreman, answer: Answer, code: int):
+    with running_stub() as stub:
+        stub.answers(answer)
+        outcome = foreman("submit", "--kind", "x", "--server", stub.url)
+    assert outcome.code == code
+    assert outcome.err.startswith("foreman: ")
+    assert outcome.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("targets",),
+        ("workers",),
+        ("usage",),
+        ("queues", "list"),
+        ("queues", "show", "x"),
+        ("queues", "pause", "x"),
+        ("dead", "list"),
+        ("dead", "replay", "01J"),
+        ("keys", "create", "ci"),
+        ("schedules", "list"),
+    ],
+)
+def test_a_server_without_a_route_is_told_apart_from_a_thing_that_is_not_there(foreman: Foreman, arguments):
+    with running_stub() as stub:
+        stub.answers(problem(404, "not_found"))
+        outcome = foreman(*arguments, "--server", stub.url)
+    assert outcome.code == 3
+    assert "this server has no /" in outcome.err
+
+
+def test_the_doctor_finds_a_healthy_server_healthy(foreman: Foreman):
+    outcome = foreman("doctor", "--json")
+    assert outcome.code == 0
+    findings = {each["check"]: each["outcome"] for each in outcome.json()["findings"]}
+    assert findings["reachable"] == findings["database"] == findings["API key"] == "ok"
+    assert findings.keys() >= {"version", "clocks", "targets"}
+    assert "reachable" in foreman("doctor").out
+
+
+def test_the_doctor_says_what_is_wrong(foreman: Foreman):
+    outcome = foreman("doctor", "--server", f"http://127.0.0.1:{free_port()}")
+    assert outcome.code == 4
+    assert "✗ reachable" in outcome.out
+    with running_stub() as stub:
+        stub.answers(
+            Answer(200, {"version": "9.9"}), Answer(200, {"version": "9.9"}), problem(401, "unauthorized")
+        )
+        outcome = foreman("doctor", "--server", stub.url)
+    assert outcome.code == 5
+    assert "server 9.9" in outcome.out
+
+
+def test_reading_commands_start_without_the_server_behind_them():
+    script = (
+        "import sys; from app.cli.root import build; build(['get']);sys.stdout.write(' '.join(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.split())
+    assert not loaded & {"fastapi", "sqlalchemy", "asyncpg", "pydantic", "httpx", "app.config"}
+
+
+COMMANDS = [
+    "serve", "work", "migrate", "submit", "get", "list", "wait", "watch", "cancel", "retry", "delete",
+    "events", "logs", "queues", "dead", "workers", "targets", "keys", "schedules", "webhooks", "usage",
+    "doctor",
+]  # fmt: skip
+
+
+def test_all_commands_are_in_the_help():
+    done = subprocess.run(
+        [sys.executable, "-m", "app", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert all(f"  {command} " in done.stdout for command in COMMANDS)
+
+
+def test_the_version_is_told():
+    done = subprocess.run(
+        [sys.executable, "-m", "app", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("foreman ")

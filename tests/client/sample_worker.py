@@ -1,0 +1,20 @@
+"""A worker to be stopped, frozen and killed: says when it begins, sleeps as long as the job says."""
+
+import asyncio
+import sys
+
+from foreman_client import ActiveJob, Worker
+
+url, kind, lease_seconds = sys.argv[1:4]
+worker = Worker(url, lease_seconds=float(lease_seconds))
+
+
+@worker.task(kind)
+async def sleep(payload: dict, job: ActiveJob) -> dict:
+    sys.stdout.write(f"{job.job_id} {job.attempt}\n")
+    sys.stdout.flush()
+    await asyncio.sleep(payload["seconds"])
+    return {"worker": worker.name, "attempt": job.attempt}
+
+
+worker.run()

@@ -1,0 +1,73 @@
+"""verify_webhook against the reference implementation of Standard Webhooks."""
+
+import base64
+import json
+import secrets
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from standardwebhooks import Webhook
+
+from foreman_client import WebhookRejected, verify_webhook
+
+SECRET = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+BODY = json.dumps({"type": "job.done", "data": {"job_id": "01J", "text": "grüß dich"}})
+
+
+def signed(body: str = BODY, secret: str = SECRET, at: datetime | None = None) -> dict[str, str]:
+    at = at or datetime.now(UTC)
+    return {
+        "webhook-id": "01J-4",
+        "webhook-timestamp": str(int(at.timestamp())),
+        "webhook-signature": Webhook(secret).sign("01J-4", at, body),
+    }
+
+
+def test_what_the_reference_signs_is_accepted():
+    assert verify_webhook(BODY.encode(), signed(), SECRET)["data"]["text"] == "grüß dich"
+    assert verify_webhook(BODY, signed(), SECRET) == json.loads(BODY)
+
+
+def test_header_names_may_have_any_case():
+    headers = {name.title(): value for name, value in signed().items()}
+    assert verify_webhook(BODY, headers, SECRET)
+
+
+def test_one_of_several_signatures_and_secrets_is_enough_while_rotating():
+    old = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
+    headers = signed()
+    headers["webhook-signature"] = f"v1a,AAAA {signed(secret=old)['webhook-signature']} v1,nonsense"
+    assert verify_webhook(BODY, headers, [SECRET, old])
+    with pytest.raises(WebhookRejected):
+        verify_webhook(BODY, headers, SECRET)
+
+
+def test_a_changed_body_id_or_timestamp_is_rejected():
+    with pytest.raises(WebhookRejected, match="no signature"):
+        verify_webhook(BODY + " ", signed(), SECRET)
+    with pytest.raises(WebhookRejected, match="no signature"):
+        verify_webhook(BODY, {**signed(), "webhook-id": "01J-5"}, SECRET)
+    moved = str(int(signed()["webhook-timestamp"]) - 1)
+    with pytest.raises(WebhookRejected, match="no signature"):
+        verify_webhook(BODY, {**signed(), "webhook-timestamp": moved}, SECRET)
+
+
+@pytest.mark.parametrize("minutes", [-6, 6])
+def test_an_old_or_future_timestamp_is_rejected_though_rightly_signed(minutes: int):
+    headers = signed(at=datetime.now(UTC) + timedelta(minutes=minutes))
+    with pytest.raises(WebhookRejected, match="timestamp"):
+        verify_webhook(BODY, headers, SECRET)
+    assert verify_webhook(BODY, headers, SECRET, tolerance_seconds=600)
+
+
+@pytest.mark.parametrize("missing", ["webhook-id", "webhook-timestamp", "webhook-signature"])
+def test_a_missing_header_is_rejected(missing: str):
+    headers = signed()
+    del headers[missing]
+    with pytest.raises(WebhookRejected, match=missing):
+        verify_webhook(BODY, headers, SECRET)
+
+
+def test_a_secret_that_is_none_is_rejected():
+    with pytest.raises(WebhookRejected, match="secret"):
+        verify_webhook(BODY, signed(), "whsec_not base64!")

@@ -1,0 +1,370 @@
+"""Worker against a real server: outcomes, context, cancel, leases."""
+
+import asyncio
+import threading
+import time
+import uuid
+from typing import Any
+
+import pydantic
+import pytest
+
+import foreman_client as fc
+from foreman_client import ActiveJob, AsyncForeman, BlockingActiveJob, Foreman, Worker
+from tests.client.conftest import working
+from tests.conftest import Server
+
+
+@pytest.fixture
+def kind() -> str:
+    """A kind of this test's own, so that no other worker takes its jobs."""
+    return f"kind-{uuid.uuid4().hex[:10]}"
+
+
+@pytest.fixture
+def worker(shared_server: Server) -> Worker:
+    return Worker(shared_server.url, lease_seconds=10)
+
+
+async def test_a_handler_gets_the_payload_and_its_return_is_the_result(worker, aforeman: AsyncForeman, kind):
+    @worker.task(kind)
+    async def double(payload, job: ActiveJob):
+        assert job.attempt == 1
+        assert job.metadata == {"team": "a"}
+        return {"doubled": payload["n"] * 2}
+
+    async with working(worker):
+        handle = await aforeman.submit(kind, {"n": 2**60}, metadata={"team": "a"})
+        job = await handle.wait(20)
+    assert job.result == {"doubled": 2**61}
+    assert job.worker == worker.name
+
+
+async def test_what_is_in_retry_on_is_tried_again_until_it_succeeds(worker, aforeman, kind):
+    @worker.task(kind, retry_on=(OSError,))
+    async def flaky(payload, job):
+        if job.attempt < 3:
+            raise ConnectionResetError("not yet")
+        return job.attempt
+
+    async with working(worker):
+        handle = await aforeman.submit(kind, backoff_seconds=0.01)
+        job = await handle.wait(20)
+    assert job.result == 3
+    assert job.attempt == 3
+
+
+async def test_anything_else_fails_at_once_with_its_name_and_message_but_no_traceback(worker, aforeman, kind):
+    @worker.task(kind, retry_on=(OSError,))
+    async def broken(payload, job):
+        raise LookupError("the drawer is empty")
+
+    async with working(worker):
+        handle = await aforeman.submit(kind)
+        with pytest.raises(fc.JobFailed, match="the drawer is empty") as failed:
+            await handle.wait(20)
+    error = failed.value.job.error
+    assert error
+    assert (error.code, error.message, error.retryable) == ("LookupError", "the drawer is empty", False)
+    assert failed.value.job.attempt == 1
+
+
+async def test_retries_end_when_the_attempts_are_used_up(worker, aforeman, kind):
+    @worker.task(kind, retry_on=OSError)
+    async def always(payload):
+        raise OSError("again")
+
+    async with working(worker):
+        handle = await aforeman.submit(kind, max_attempts=2, backoff_seconds=0.01)
+        with pytest.raises(fc.JobFailed) as failed:
+            await handle.wait(20)
+    assert failed.value.job.attempt == 2
+
+
+async def test_a_handler_can_say_retry_defer_or_fail_itself(worker, aforeman, kind):
+    @worker.task(kind)
+    async def deciding(payload, job):
+        if job.data["deferrals"] == 0:
+            raise fc.Defer(0.01)
+        if job.attempt == 1:
+            raise fc.Retry("once more", in_seconds=0.01)
+        raise fc.Fail("no_paper", "the tray is empty")
+
+    async with working(worker):
+        handle = await aforeman.submit(kind)
+        with pytest.raises(fc.JobFailed) as failed:
+            await handle.wait(20)
+    job = failed.value.job
+    assert job.error == fc.JobError("no_paper", "the tray is empty", retryable=False)
+    assert (job.deferrals, job.attempt) == (1, 2)
+
+
+async def test_a_plain_function_runs_in_a_thread_and_reports_like_the_others(worker, aforeman, kind):
+    seen: dict[str, Any] = {}
+
+    @worker.task(kind)
+    def blocking(payload, job: BlockingActiveJob):
+        seen["thread"] = threading.current_thread()
+        job.progress(1, 2, message="half way")
+        job.log("thinking", level="warn")
+        seen["child"] = job.foreman.submit("someday").job_id
+        return payload
+
+    async with working(worker):
+        handle = await aforeman.submit(kind, {"a": 1})
+        job = await handle.wait(20)
+    assert job.result == {"a": 1}
+    assert seen["thread"] is not threading.main_thread()
+    assert (job.progress.current, job.progress.total, job.progress.message) == (1, 2, "half way")
+    assert (await aforeman.get(seen["child"])).parent_id == job.job_id
+
+
+async def test_progress_is_there_once_it_was_awaited(worker, aforeman, kind):
+    go_on = asyncio.Event()
+
+    @worker.task(kind)
+    async def reporting(payload, job):
+        assert await job.progress(3, 4, step="print", message="page 3")
+        assert await job.log("printed")
+        go_on.set()
+        await asyncio.sleep(60)
+
+    async with working(worker):
+        handle = await aforeman.submit(kind)
+        async with asyncio.timeout(20):
+            await go_on.wait()
+        job = await handle.status()
+        assert job.state == "working"
+        assert job.progress == fc.Progress("print", "page 3", 3, 4, 0.75)
+        await handle.cancel()
+
+
+async def test_cancelling_a_job_cancels_its_handler(worker, aforeman, kind):
+    began, reasons = asyncio.Event(), []
+
+    @worker.task(kind)
+    async def endless(payload, job):
+        began.set()
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            reasons.append((job.cancelled, job.stop_reason))
+            raise
+
+    async with working(worker):
+        handle = await aforeman.submit(kind)
+        async with asyncio.timeout(20):
+            await began.wait()
+        await handle.cancel("enough")
+        with pytest.raises(fc.JobCancelled):
+            await handle.wait(9)
+    assert reasons == [(True, "cancelled")]
+
+
+async def test_a_blocking_handler_is_interrupted_where_it_reports(worker, aforeman, kind):
+    began, ended = threading.Event(), threading.Event()
+
+    @worker.task(kind)
+    def endless(payload, job):
+        began.set()
+        try:
+            while True:
+                job.progress(message="still here")
+                time.sleep(0.02)
+        except fc.JobInterrupted:
+            ended.set()
+            raise
+
+    async with working(worker):
+        handle = await aforeman.submit(kind)
+        assert await asyncio.to_thread(began.wait, 20)
+        await handle.cancel()
+        with pytest.raises(fc.JobCancelled):
+            await handle.wait(9)
+        assert ended.is_set()
+
+
+async def test_a_lost_lease_cancels_the_handler_and_its_result_does_not_count(shared_server, aforeman, kind):
+    """The lease is taken away in the database; the sweeper gives the job out again."""
+    import asyncpg
+
+    runs: list[str] = []
+    first_began = asyncio.Event()
+    worker = Worker(shared_server.url, lease_seconds=1.5)
+
+    @worker.task(kind)
+    async def stubborn(payload, job):
+        if job.attempt > 1:
+            return "second"
+        first_began.set()
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            runs.append(job.stop_reason)
+            return "first"
+
+    async with working(worker):
+        handle = await aforeman.submit(kind)
+        async with asyncio.timeout(20):
+            await first_began.wait()
+        connection = await asyncpg.connect(shared_server.database_url)
+        await connection.execute(
+            "UPDATE jobs SET lease_expires_at = now() - interval '1 minute', lease_token = 'x' WHERE id = $1",
+            handle.job_id,
+        )
+        await connection.close()
+        job = await handle.wait(20)
+    assert job.result == "second"
+    assert runs == ["lease_lost"]
+
+
+async def test_a_long_job_keeps_its_lease(shared_server, aforeman, kind):
+    worker = Worker(shared_server.url, lease_seconds=0.6)
+
+    @worker.task(kind)
+    async def long(payload, job):
+        await asyncio.sleep(2)
+        return job.attempt
+
+    async with working(worker):
+        handle = await aforeman.submit(kind)
+        assert await handle.result(20) == 1
+
+
+async def test_what_takes_longer_than_max_duration_is_tried_again(worker, aforeman, kind):
+    @worker.task(kind, max_duration=0.1)
+    async def slow(payload, job):
+        if job.attempt == 1:
+            await asyncio.sleep(600)
+        return job.attempt
+
+    async with working(worker):
+        handle = await aforeman.submit(kind, backoff_seconds=0.01)
+        assert await handle.result(20) == 2
+
+
+def submit_blocking(url: str | None) -> str:
+    with Foreman(url) as blocking:
+        return blocking.submit("someday").job_id
+
+
+async def test_nested_jobs_have_parent_trace_and_deadline_of_the_running_one(worker, aforeman, kind):
+    @worker.task(kind)
+    async def parent(payload, job):
+        # Any client, not only the worker's own.
+        async with AsyncForeman(worker.terms.url) as another:
+            child = await another.submit("someday")
+            orphan = await another.submit("someday", parent_id=None)
+            batch = await another.submit_many([{"kind": "someday"}])
+        in_thread = await asyncio.to_thread(submit_blocking, worker.terms.url)
+        return [child.job_id, batch[0].job_id, in_thread, orphan.job_id]
+
+    async with working(worker):
+        handle = await aforeman.submit(kind, deadline_seconds=300)
+        job = await handle.wait(20)
+    *children, orphan = [await aforeman.get(job_id) for job_id in job.result]
+    trace_id = job.trace["traceparent"].split("-")[1]
+    for child in children:
+        assert child.parent_id == job.job_id
+        assert child.deadline == job.deadline
+        assert child.trace["traceparent"].split("-")[1] == trace_id
+    assert orphan.parent_id is None
+    # And nothing of it is left behind.
+    assert (await (await aforeman.submit("someday")).status()).parent_id is None
+
+
+class Order(pydantic.BaseModel):
+    amount: int
+
+
+class Receipt(pydantic.BaseModel):
+    total: int
+
+
+async def test_models_in_the_signature_are_what_the_handler_gets_and_gives(worker, aforeman, kind):
+    @worker.task(kind)
+    async def bill(order: Order) -> Receipt:
+        return Receipt(total=order.amount * 2)
+
+    async with working(worker):
+        handle = await aforeman.submit(kind, Order(amount=21))
+        assert await handle.result(20, as_type=Receipt) == Receipt(total=42)
+        wrong = await aforeman.submit(kind, {"amount": "many"})
+        with pytest.raises(fc.JobFailed) as failed:
+            await wrong.wait(20)
+    assert failed.value.code == "ValidationError"
+
+
+@pytest.mark.parametrize("result", [float("nan"), {1, 2}, object(), "\ud800"])
+async def test_a_result_that_is_no_json_is_the_handlers_failure(worker, aforeman, kind, result):
+    @worker.task(kind)
+    async def odd(payload):
+        return result
+
+    async with working(worker):
+        handle = await aforeman.submit(kind)
+        with pytest.raises(fc.JobFailed):
+            await handle.wait(20)
+
+
+async def test_thousands_of_jobs_run_once_each_over_two_workers(shared_server, aforeman, kind):
+    seen: list[int] = []
+    workers = [Worker(shared_server.url, concurrency=200, name=f"{kind}-{n}") for n in range(2)]
+    for worker in workers:
+
+        @worker.task(kind)
+        async def count(payload):
+            seen.append(payload["n"])
+
+    entries = [{"kind": kind, "payload": {"n": n}} for n in range(3000)]
+    for at in range(0, 3000, 1000):
+        await aforeman.submit_many(entries[at : at + 1000])
+    async with working(workers[0]), working(workers[1]), asyncio.timeout(60):
+        while (await aforeman.list_jobs(kind=kind, state=["queued", "loading", "working"], limit=1)).jobs:
+            await asyncio.sleep(0.1)
+    assert sorted(seen) == list(range(3000))
+
+
+async def test_stopping_lets_short_jobs_finish_and_gives_long_ones_back(shared_server, aforeman, kind):
+    both = asyncio.Barrier(3)
+    worker = Worker(shared_server.url, drain_seconds=2)
+
+    @worker.task(kind)
+    async def sleeping(payload):
+        await both.wait()
+        await asyncio.sleep(payload["seconds"])
+
+    short = await aforeman.submit(kind, {"seconds": 0.3})
+    long = await aforeman.submit(kind, {"seconds": 600})
+    async with working(worker), asyncio.timeout(20):
+        await both.wait()
+    assert (await short.status()).state == "done"
+    given_back = await long.status()
+    assert (given_back.state, given_back.attempt) == ("queued", 0)
+
+
+async def test_a_second_stop_does_not_wait_for_handlers(shared_server, aforeman, kind):
+    began = asyncio.Event()
+    worker = Worker(shared_server.url, drain_seconds=600)
+
+    @worker.task(kind)
+    async def sleeping():
+        began.set()
+        await asyncio.sleep(600)
+
+    handle = await aforeman.submit(kind)
+    task = asyncio.create_task(worker.serve())
+    async with asyncio.timeout(20):
+        await began.wait()
+        worker.stop()
+        worker.stop()
+        await task
+    assert (await handle.status()).state == "queued"
+
+
+async def test_a_worker_that_is_refused_says_so_instead_of_trying_for_ever(shared_server):
+    worker = Worker(shared_server.url, queues=["no such name!"])
+    worker.task("x")(lambda: None)
+    with pytest.raises(fc.InvalidRequest):
+        async with asyncio.timeout(20):
+            await worker.serve()

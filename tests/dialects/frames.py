@@ -1,0 +1,61 @@
+"""Frames of both dialects, and a clock that ticks once for each of them."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from app.dialects import ReplyForm, ResponseTranslator, response_translator
+
+START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+CREATED = int(START.timestamp())
+FINAL = {
+    "done": True,
+    "done_reason": "stop",
+    "total_duration": 3_000_000_000,
+    "load_duration": 1,
+    "prompt_eval_count": 5,
+    "prompt_eval_duration": 1_000_000_000,
+    "eval_count": 7,
+    "eval_duration": 2_000_000_000,
+}
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def make(kind: Any, source: Any, to: Any, form: ReplyForm | None = None) -> ResponseTranslator:
+    return response_translator(
+        kind, source, to, model="my-model", answer_id="01J0", started_at=START, form=form
+    )
+
+
+def run(translator: ResponseTranslator, *frames: dict[str, Any]) -> list[dict[str, Any]]:
+    """The n-th frame arrives n seconds after the start, the end of the source one second after the last."""
+    out = [each for n, frame in enumerate(frames) for each in translator.feed(frame, at(n + 1))]
+    return out + translator.finish(at(len(frames) + 1))
+
+
+def ollama_chat(content: str = "", *, done: dict[str, Any] | None = None, **message: Any) -> dict[str, Any]:
+    said = {"role": "assistant", "content": content, **message}
+    return {"model": "t", "created_at": "2026-01-01T00:00:00Z", "message": said, **(done or {"done": False})}
+
+
+def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **more: Any) -> dict[str, Any]:
+    choices = [] if delta is None else [{"index": 0, "delta": delta, "finish_reason": finish}]
+    return {
+        "id": "x",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "t",
+        "choices": choices,
+        **more,
+    }
+
+
+PAIRS = [("ollama", "openai"), ("openai", "ollama"), ("ollama", "ollama"), ("openai", "openai")]
+USAGE = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
+
+
+def is_error(frame: dict[str, Any], dialect: str) -> bool:
+    error = frame.get("error")
+    return isinstance(error, str) if dialect == "ollama" else isinstance(error, dict) and "message" in error

@@ -1,0 +1,73 @@
+"""A job of either dialect run on a target of either dialect, over a real socket, as executors do it."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+
+from app.dialects import (
+    Dialect,
+    FrameDecoder,
+    Kind,
+    ReplyForm,
+    ResponseFolder,
+    Usage,
+    UsageMeter,
+    endpoint,
+    parse_frame,
+    response_translator,
+    streaming_request,
+    translate_request,
+)
+
+
+@dataclass
+class Ran:
+    frames: list[dict[str, Any]] = field(default_factory=list)
+    response: dict[str, Any] = field(default_factory=dict)
+    usage: Usage | None = None
+    error: str | None = None
+
+
+def run_on(
+    url: str, kind: Kind, body: dict[str, Any], dialect: Dialect, target: Dialect, **extra: Any
+) -> Ran:
+    """`extra` is put into the body that goes over the wire."""
+    sent = streaming_request(kind, translate_request(kind, body, dialect, target), target) | extra
+    started_at = datetime.now(UTC)
+    translator = response_translator(
+        kind,
+        target,
+        dialect,
+        model=body["model"],
+        answer_id="01JTEST",
+        started_at=started_at,
+        form=ReplyForm.asked_by({**body, "stream": False}),
+    )
+    meter = UsageMeter(target, started_at)
+    ran = Ran()
+
+    def take(frame: dict[str, Any]) -> None:
+        now = datetime.now(UTC)
+        meter.feed(frame, now)
+        ran.frames.extend(translator.feed(frame, now))
+
+    with httpx.stream("POST", url + endpoint(kind, target, sent), json=sent, timeout=30) as answer:
+        assert answer.status_code == 200, answer.read()
+        if kind == "embed":
+            take(parse_frame(answer.read()))
+        else:
+            decoder = FrameDecoder(target)
+            for data in answer.iter_raw():
+                for frame in decoder.feed(data):
+                    take(frame)
+    ran.frames += translator.finish(datetime.now(UTC))
+    ran.error = translator.error
+    ran.usage = meter.usage()
+    folder = ResponseFolder(kind, dialect)
+    for frame in ran.frames:
+        folder.feed(frame)
+    if folder.complete:
+        ran.response = folder.response()
+    return ran

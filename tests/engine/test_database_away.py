@@ -1,0 +1,109 @@
+"""The database goes away and comes back: 503 with Retry-After meanwhile, then everything goes on by itself."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.store.embedded import EmbeddedPostgres
+from app.store.migrate import migrate
+from tests.conftest import Server, free_port, wait_until
+from tests.engine.fleet import QUICK, all_reach, check_invariants, count, echo, submit
+
+
+@pytest.fixture
+def own_postgres(tmp_path: Path) -> Iterator[EmbeddedPostgres]:
+    """One that this test may stop and kill; durable, or it would be allowed to forget."""
+    with EmbeddedPostgres(tmp_path / "postgres") as server:
+        asyncio.run(migrate(server.dsn))
+        yield server
+
+
+@pytest.fixture
+def server(own_postgres: EmbeddedPostgres, tmp_path: Path) -> Iterator[Server]:
+    environment = {**QUICK, "FOREMAN_LEASE_SECONDS": "5", "FOREMAN_SHUTDOWN_GRACE_SECONDS": "1"}
+    server = Server(own_postgres.dsn, free_port(), environment, log_path=tmp_path / "log")
+    yield server.start()
+    if server.process is not None and server.process.poll() is None:
+        server.kill()
+
+
+def test_a_database_that_is_away_is_a_503_and_needs_no_restart(
+    own_postgres: EmbeddedPostgres, server: Server
+) -> None:
+    first = submit(server, *(echo(6, 300) for _ in range(10)), *({"kind": "noop"} for _ in range(10)))
+    wait_until(lambda: count(own_postgres.dsn, "working") == 10, 20)
+    own_postgres.stop()
+
+    with httpx.Client(base_url=server.url, timeout=20) as client:
+        for answer in (
+            client.post("/jobs", json={"kind": "noop"}),
+            client.post("/jobs/batch", json={"jobs": [{"kind": "noop"}]}),
+            client.get(f"/jobs/{first[0]}"),
+            client.get("/jobs"),
+            client.post(f"/jobs/{first[0]}/cancel"),
+            client.get("/readyz"),
+        ):
+            assert answer.status_code == 503, answer.text
+            assert int(answer.headers["retry-after"]) >= 1
+            assert answer.headers["content-type"] == "application/problem+json"
+            assert answer.json()["code"] == "unavailable"
+        assert client.get("/healthz").status_code == 200
+        assert client.get("/version").status_code == 200
+        # What is wrong is still told as such: the database is not needed for that.
+        assert client.post("/jobs", content=b"{").status_code == 400
+
+        own_postgres.start()
+        wait_until(lambda: client.get("/readyz").status_code == 200, 20)
+        wait_until(lambda: client.post("/jobs", json={"kind": "noop"}).status_code == 202, 20)
+        second = submit(server, *(echo(1) for _ in range(20)))
+        all_reach(own_postgres.dsn, "done", 60)
+    assert check_invariants(own_postgres.dsn) >= len(first) + len(second) + 1
+    assert server.process is not None
+    assert server.process.poll() is None
+    assert server.stop() == 0
+
+
+def test_a_crash_of_the_database_loses_nothing_that_was_acknowledged(
+    own_postgres: EmbeddedPostgres, server: Server
+) -> None:
+    acknowledged = submit(server, *(echo(2, 200) for _ in range(150)))
+    for enough in (5, 60):
+        wait_until(lambda: count(own_postgres.dsn, "done") > enough, 30)  # noqa: B023 - used up before it changes
+        assert own_postgres.pid is not None
+        os.kill(own_postgres.pid, signal.SIGKILL)
+        wait_until(lambda: not own_postgres.running)
+        own_postgres.start()
+    all_reach(own_postgres.dsn, "done", 60)
+    assert check_invariants(own_postgres.dsn) == len(acknowledged)
+
+
+def test_a_server_ends_with_0_though_the_database_is_away(
+    own_postgres: EmbeddedPostgres, server: Server
+) -> None:
+    submit(server, echo(100, 500))
+    wait_until(lambda: count(own_postgres.dsn, "working") == 1, 20)
+    own_postgres.stop()
+    assert server.stop(60) == 0
+    own_postgres.start()
+    assert count(own_postgres.dsn, "working") == 1  # its lease will tell
+
+
+def test_a_server_waits_for_a_database_that_is_just_starting(
+    own_postgres: EmbeddedPostgres, tmp_path: Path
+) -> None:
+    own_postgres.stop()
+    server = Server(own_postgres.dsn, free_port(), dict(QUICK), log_path=tmp_path / "early.log")
+    try:
+        with pytest.raises(AssertionError, match="did not come up"):
+            server.start(0.1)
+        wait_until(lambda: "serve.waiting_for_database" in server.log(), 30)
+        own_postgres.start()
+        wait_until(server._answers, 30)
+    finally:
+        assert server.process is not None
+        server.kill()

@@ -1,0 +1,54 @@
+"""Each outcome of a run is exactly one verb of the store."""
+
+import json
+from typing import Any
+
+import pytest
+
+from app.engine.settler import as_settlement
+from app.jobs.outcomes import Cancelled, Deferred, Failed, JobError, Outcome, Released, Retry, Succeeded
+from app.jobs.states import Verb
+
+ERROR = JobError("broken", "It broke.", retryable=True)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "verb", "fields"),
+    [
+        (Succeeded('{"a":1.0}'), Verb.COMPLETE, {"result": '{"a":1.0}'}),
+        (Succeeded("1", {"t": 2}), Verb.COMPLETE, {"result": "1", "usage": '{"t":2}'}),
+        (Failed(ERROR), Verb.FAIL, {}),
+        (Retry(ERROR), Verb.RETRY, {"delay_seconds": None}),
+        (Retry(ERROR, 3.5), Verb.RETRY, {"delay_seconds": 3.5}),
+        (
+            Deferred(7, "target_asleep"),
+            Verb.DEFER,
+            {"delay_seconds": 7, "reason": "target_asleep", "error": None},
+        ),
+        (Deferred(7, "busy", ERROR), Verb.DEFER, {"delay_seconds": 7, "reason": "busy"}),
+        (Released(), Verb.RELEASE, {"reason": "worker_shutdown"}),
+        (Cancelled(), Verb.CANCEL, {"reason": "cancel"}),
+    ],
+)
+def test_each_outcome_is_exactly_one_verb(outcome: Outcome, verb: Verb, fields: dict[str, Any]) -> None:
+    settlement = as_settlement("id", "token", outcome)
+    assert (settlement.job_id, settlement.lease_token, settlement.verb) == ("id", "token", verb)
+    for name, value in fields.items():
+        assert getattr(settlement, name) == value
+    if isinstance(outcome, Failed | Retry) or (isinstance(outcome, Deferred) and outcome.error):
+        assert json.loads(settlement.error or "") == {
+            "code": "broken",
+            "message": "It broke.",
+            "retryable": True,
+        }
+
+
+def test_the_backoff_of_a_retry_is_spread() -> None:
+    factors = {as_settlement("id", "token", Retry(ERROR)).jitter for _ in range(50)}
+    assert len(factors) > 10
+    assert all(0.8 <= factor <= 1.2 for factor in factors)
+
+
+def test_an_error_with_a_nul_in_it_can_be_written() -> None:
+    settlement = as_settlement("id", "token", Failed(JobError("broken", "a\0b")))
+    assert json.loads(settlement.error or "")["message"] == "a\ufffdb"

@@ -1,0 +1,341 @@
+"""The follower: live where the job runs, through the log elsewhere, and honest when a run begins anew."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+
+from app.engine.scribe import Scribe, Transcript
+from app.errors import InvalidRequest, NotFound
+from app.events.feed import JOIN_AFTER, Feed, LiveOutput, Part
+from app.events.follow import Ended, Followed, Follower, Output, Quiet, Restarted
+from app.events.hub import Hub
+from app.jobs.states import Verb
+from app.store.database import Database
+from app.store.events import NewEvent
+from app.store.settle import Settlement, settle
+from tests.store.making import TENANT, claim_one, put_one, row_of
+
+QUIET = 0.2
+
+
+class House:
+    """What a process has: here with one job in it, run by the test itself."""
+
+    def __init__(self, database: Database, job_id: str) -> None:
+        self.database = database
+        self.job_id = job_id
+        self.hub = Hub(database, None, 0.05)
+        self.feed = Feed(self.hub.nudge)
+        self.scribe = Scribe(database, self.hub, self.feed)
+        self.token = ""
+
+    async def begin(self) -> Transcript:
+        """Claim the job; what is said into the transcript is said by that run."""
+        self.token = await claim_one(self.database, self.job_id)
+        row = await row_of(self.database, self.job_id)
+        return Transcript(self.scribe, self.job_id, self.token, row["attempt"], row["seq"])
+
+    async def write(self, offset: int, text: str, *parts: Any) -> None:
+        """A row of output, as the run would write it on another replica."""
+        data: dict[str, Any] = {"offset": offset, "text": text, **({"parts": list(parts)} if parts else {})}
+        await self.scribe.append(NewEvent(self.job_id, "output", orjson.dumps(data).decode(), self.token))
+
+    async def settle(self, verb: Verb, **more: Any) -> None:
+        [settled] = await settle(self.database, [Settlement(self.job_id, self.token, verb, **more)])
+        assert settled.ok
+        self.hub.jobs_changed([self.job_id])
+
+    async def complete(self, text: str) -> None:
+        result = orjson.dumps({"message": {"role": "assistant", "content": text}}).decode()
+        await self.settle(Verb.COMPLETE, result=result)
+
+    def follower(self) -> Follower:
+        return Follower(self.database, self.hub, self.feed, self.job_id, TENANT)
+
+
+@pytest.fixture
+async def house(database: Database) -> AsyncIterator[House]:
+    job_id = await put_one(database, kind="chat", lane="llm|||m", model="m")
+    house = House(database, job_id)
+    house.hub.start()
+    yield house
+    await house.scribe.drain()
+    await house.hub.stop()
+
+
+class Reader:
+    """Follows in a task; what it got so far."""
+
+    def __init__(self, follower: Follower) -> None:
+        self.follower = follower
+        self.got: list[Followed] = []
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        async for each in self.follower.follow(QUIET):
+            self.got.append(each)
+
+    @property
+    def parts(self) -> list[Any]:
+        return [each.part for each in self.got if isinstance(each, Output)]
+
+    @property
+    def text(self) -> str:
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    async def until(self, text: str) -> None:
+        async with asyncio.timeout(10):
+            while self.text != text:
+                assert text.startswith(self.text), self.text
+                await asyncio.sleep(0.01)
+
+    async def end(self) -> Followed:
+        async with asyncio.timeout(10):
+            await self.task
+        return self.got[-1]
+
+
+async def test_each_token_is_told_at_once_where_the_job_runs(house: House) -> None:
+    reader = Reader(house.follower())
+    transcript = await house.begin()
+    for word in ("one ", "two ", "three"):
+        transcript.say(word)
+        await reader.until(reader.text + word)
+    await transcript.finish(result_follows=True)
+    await house.complete("one two three")
+    transcript.close()
+    assert isinstance(await reader.end(), Ended)
+    assert reader.parts == ["one ", "two ", "three"]
+
+
+async def test_the_first_token_does_not_wait_for_the_first_row(house: House) -> None:
+    reader = Reader(house.follower())
+    transcript = await house.begin()
+    await asyncio.sleep(QUIET)
+    began = asyncio.get_running_loop().time()
+    transcript.say("now")
+    await reader.until("now")
+    assert asyncio.get_running_loop().time() - began < 0.045
+    transcript.close()
+
+
+async def test_text_and_frames_come_through_the_log_in_order(house: House) -> None:
+    await house.begin()
+    frame = {"message": {"thinking": "hm"}}
+    reader = Reader(house.follower())
+    await house.write(0, "", frame)
+    await house.write(1, "one ")
+    await house.write(5, "two", "t", frame, "wo")
+    await house.settle(Verb.FAIL, error='{"code":"x","message":"x","retryable":false}')
+    ended = await reader.end()
+    assert isinstance(ended, Ended)
+    assert ended.job["state"] == "failed"
+    assert reader.parts == [frame, "one ", "t", frame, "wo"]
+    assert [each.position for each in reader.got if isinstance(each, Output)] == [1, 5, 6, 7, 9]
+
+
+@pytest.mark.parametrize("position", range(8))
+async def test_a_reader_resumes_at_any_position(house: House, position: int) -> None:
+    await house.begin()
+    await house.write(0, "abc")
+    await house.write(3, "defg")
+    await house.complete("abcdefg")
+    follower = house.follower()
+    await follower.resume(2, position)
+    reader = Reader(follower)
+    assert isinstance(await reader.end(), Ended)
+    assert reader.text == "abcdefg"[position:]
+
+
+async def test_a_reader_ahead_of_the_log_waits_until_it_has_caught_up(house: House) -> None:
+    """It heard the last tokens where the job runs, before they were written down."""
+    await house.begin()
+    await house.write(0, "abc")
+    follower = house.follower()
+    await follower.resume(2, 5)
+    reader = Reader(follower)
+    await house.write(3, "de")
+    await house.write(5, "fg")
+    await reader.until("fg")
+    await house.complete("abcdefg")
+    await reader.end()
+    assert reader.text == "fg"
+
+
+async def test_a_place_that_was_never_given_out_is_refused(house: House) -> None:
+    await house.begin()
+    for run in (1, 3, 99):
+        with pytest.raises(InvalidRequest):
+            await house.follower().resume(run, 0)
+
+
+async def test_a_second_run_that_repeats_the_first_is_not_noticed(house: House) -> None:
+    reader = Reader(house.follower())
+    await house.begin()
+    await house.write(0, "one two ")
+    await reader.until("one two ")
+    await house.settle(Verb.RELEASE)
+    await house.begin()
+    await house.write(0, "one ")
+    await house.write(4, "two three")
+    await house.complete("one two three")
+    assert isinstance(await reader.end(), Ended)
+    assert reader.text == "one two three"
+    assert {each.run for each in reader.got if isinstance(each, Output)} == {2, 5}
+
+
+async def test_a_second_run_that_says_something_else_ends_the_stream(house: House) -> None:
+    reader = Reader(house.follower())
+    await house.begin()
+    await house.write(0, "one two ")
+    await reader.until("one two ")
+    await house.settle(Verb.RELEASE)
+    await house.begin()
+    await house.write(0, "one plus ")
+    assert isinstance(await reader.end(), Restarted)
+    assert reader.text == "one two "
+    # From the start there is only the new run.
+    again = Reader(house.follower())
+    await house.complete("one plus one")
+    await again.end()
+    assert again.text == "one plus one"
+
+
+async def test_a_long_history_of_earlier_runs_is_passed_over(house: House) -> None:
+    for _ in range(3):
+        await house.begin()
+        for n in range(150):
+            await house.write(n, "x")
+        await house.settle(Verb.RELEASE)
+    await house.begin()
+    await house.write(0, "the one that counts")
+    await house.complete("the one that counts")
+    reader = Reader(house.follower())
+    assert isinstance(await reader.end(), Ended)
+    assert reader.text == "the one that counts"
+
+
+async def test_a_second_run_in_this_process_is_compared_as_well(house: House) -> None:
+    reader = Reader(house.follower())
+    first = await house.begin()
+    first.say("one two ")
+    await reader.until("one two ")
+    await first.finish(result_follows=False)
+    await house.settle(Verb.RELEASE)
+    first.close()
+    second = await house.begin()
+    for word in ("one ", "two ", "three"):
+        second.say(word)
+    await reader.until("one two three")
+    await second.finish(result_follows=True)
+    await house.complete("one two three")
+    second.close()
+    assert isinstance(await reader.end(), Ended)
+
+
+async def test_a_quick_second_run_is_compared_by_its_result(house: House) -> None:
+    for text, last in (("one two three", Ended), ("something else", Restarted)):
+        await house.database.execute(
+            "UPDATE jobs SET state = 'queued', ready_at = now(), completed_at = NULL"
+        )
+        reader = Reader(house.follower())
+        await house.begin()
+        await house.write(0, "one ")
+        await reader.until("one ")
+        await house.settle(Verb.RELEASE)
+        await house.begin()
+        await house.complete(text)
+        assert isinstance(await reader.end(), last)
+        if last is Restarted:
+            return
+        assert reader.text == text
+        await house.database.execute("DELETE FROM chatter")
+
+
+async def test_a_row_that_was_never_written_is_made_up_for_by_the_result(house: House) -> None:
+    """The database was away for a moment: what came after the hole is held back until all is known."""
+    reader = Reader(house.follower())
+    await house.begin()
+    await house.write(0, "one ")
+    await house.write(8, "three")
+    await reader.until("one ")
+    await asyncio.sleep(0.1)
+    assert reader.text == "one "
+    await house.complete("one two three")
+    assert isinstance(await reader.end(), Ended)
+    assert reader.text == "one two three"
+
+
+async def test_rows_whose_day_was_dropped_are_made_up_for_by_the_result(house: House) -> None:
+    await house.begin()
+    await house.write(0, "one ")
+    await house.write(4, "two ")
+    await house.database.execute("DELETE FROM chatter WHERE seq = 3")
+    await house.complete("one two three")
+    reader = Reader(house.follower())
+    await reader.end()
+    assert reader.text == "one two three"
+
+
+async def test_silence_is_told_and_a_deleted_job_is_an_error(house: House) -> None:
+    reader = Reader(house.follower())
+    async with asyncio.timeout(5):
+        while len(reader.got) < 3:
+            await asyncio.sleep(0.02)
+    assert reader.got == [Quiet("queued")] * len(reader.got)
+    await house.database.execute("DELETE FROM jobs")
+    with pytest.raises(NotFound):
+        await reader.end()
+
+
+async def test_an_abandoned_follower_ends_without_a_last_word(house: House) -> None:
+    reader = Reader(house.follower())
+    await asyncio.sleep(0.05)
+    reader.follower.abandon()
+    async with asyncio.timeout(5):
+        await reader.task
+    assert not any(isinstance(each, Ended) for each in reader.got)
+
+
+async def test_an_older_run_that_goes_on_without_its_lease_is_not_listened_to(house: House) -> None:
+    zombie = await house.begin()
+    zombie.say("old ")
+    await zombie.finish(result_follows=False)
+    await house.settle(Verb.RELEASE)
+    await house.begin()
+    run = (await row_of(house.database, house.job_id))["seq"]
+    follower = house.follower()
+    await follower.resume(run, 0)
+    reader = Reader(follower)
+    zombie.say("older")
+    await house.write(0, "new")
+    await reader.until("new")
+    await house.complete("new")
+    assert isinstance(await reader.end(), Ended)
+    assert reader.text == "new"
+    zombie.close()
+
+
+def test_old_tokens_are_joined_and_positions_stay() -> None:
+    live = LiveOutput(2)
+    said: list[Part] = [f"{n} " for n in range(5 * JOIN_AFTER)]
+    said[700:700] = [{"n": 1}]
+    for part in said:
+        live.add(part)
+    assert len(live.after(0)) < 3 * JOIN_AFTER
+    position = 0
+    rebuilt: list[Part] = []
+    for start, part in live.after(0):
+        assert start == position
+        position += len(part) if isinstance(part, str) else 1
+        rebuilt.append(part)
+    assert position == live.end
+    text = "".join(part for part in rebuilt if isinstance(part, str))
+    assert text == "".join(part for part in said if isinstance(part, str))
+    assert {"n": 1} in rebuilt
+    for reached in (0, 1, 999, 3000, live.end - 1, live.end, live.end + 5):
+        rest = live.after(reached)
+        assert not rest if reached >= live.end else rest[0][0] <= reached

@@ -1,0 +1,154 @@
+"""The frames of the token stream, from either dialect to either, whatever was said and however it ended."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from app.dialects import fold
+from app.events.frames import Frames
+from app.jobs.ids import new_id
+
+CALL = {"function": {"name": "weather", "arguments": {"city": "Bern"}}}
+OLLAMA_RESULT = {
+    "model": "m",
+    "created_at": "2026-01-01T00:00:00Z",
+    "message": {"role": "assistant", "content": "Hello you", "thinking": "hm", "tool_calls": [CALL]},
+    "done": True,
+    "done_reason": "stop",
+    "eval_count": 7,
+    "prompt_eval_count": 5,
+}
+OPENAI_RESULT = {
+    "id": "x",
+    "object": "chat.completion",
+    "choices": [
+        {"index": 0, "message": {"role": "assistant", "content": "Hello you"}, "finish_reason": "length"}
+    ],
+    "usage": {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12},
+}
+
+
+def row(state: str = "done", **more: Any) -> dict[str, Any]:
+    return {
+        "id": new_id(),
+        "kind": "chat",
+        "model": "m",
+        "dialect": "ollama",
+        "payload": "{}",
+        "created_at": datetime.now(UTC),
+        "state": state,
+        "error": None,
+        "result": json.dumps(OLLAMA_RESULT),
+        **more,
+    }
+
+
+def whole(frames: list[dict[str, Any]], dialect: Any) -> dict[str, Any]:
+    return fold("chat", dialect, frames)
+
+
+def test_thinking_and_tool_calls_are_passed_on_as_they_were_said() -> None:
+    job = row()
+    frames = Frames(job, "ollama")
+    told = [
+        *frames.part({"message": {"role": "assistant", "content": "", "thinking": "hm"}}),
+        *frames.part("Hello "),
+        *frames.part("you"),
+        *frames.part({"message": {"role": "assistant", "content": "", "tool_calls": [CALL]}}),
+        *frames.ended(job),
+    ]
+    answer = whole(told, "ollama")
+    assert answer["message"] == OLLAMA_RESULT["message"]
+    assert answer["eval_count"] == 7
+    assert [frame["done"] for frame in told] == [False, False, False, False, True]
+
+
+def test_the_same_for_a_reader_who_speaks_openai() -> None:
+    job = row()
+    frames = Frames(job, "openai")
+    told = [
+        *frames.part({"message": {"role": "assistant", "content": "", "thinking": "hm"}}),
+        *frames.part("Hello "),
+        *frames.part("you"),
+        *frames.part({"message": {"role": "assistant", "content": "", "tool_calls": [CALL]}}),
+        *frames.ended(job),
+    ]
+    answer = whole(told, "openai")
+    [choice] = answer["choices"]
+    assert choice["message"]["content"] == "Hello you"
+    assert choice["message"]["reasoning"] == "hm"
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    assert choice["finish_reason"] == "tool_calls"
+    assert "usage" not in answer
+
+
+def test_an_openai_job_is_told_in_its_own_dialect() -> None:
+    job = row(dialect="openai", result=json.dumps(OPENAI_RESULT))
+    frames = Frames(job, "openai")
+    told = [*frames.part("Hello "), *frames.part("you"), *frames.ended(job)]
+    [choice] = whole(told, "openai")["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "Hello you"}
+    assert choice["finish_reason"] == "length"
+
+
+def test_an_openai_job_is_told_in_ollamas_frames() -> None:
+    job = row(dialect="openai", result=json.dumps(OPENAI_RESULT))
+    frames = Frames(job, "ollama")
+    told = [*frames.part("Hello "), *frames.part("you"), *frames.ended(job)]
+    answer = whole(told, "ollama")
+    assert answer["message"]["content"] == "Hello you"
+    assert answer["done_reason"] == "length"
+    assert answer["eval_count"] == 7
+    assert [frame["done"] for frame in told][-1] is True
+
+
+@pytest.mark.parametrize("dialect", ["ollama", "openai"])
+def test_what_was_said_besides_text_comes_from_the_result_when_its_rows_are_gone(dialect: Any) -> None:
+    job = row()
+    frames = Frames(job, dialect)
+    told = [*frames.part("Hello you"), *frames.ended(job)]
+    answer = whole(told, dialect)
+    message = answer["message"] if dialect == "ollama" else answer["choices"][0]["message"]
+    assert message["tool_calls"]
+    assert message["content"] == "Hello you"
+
+
+@pytest.mark.parametrize("source", ["ollama", "openai"])
+@pytest.mark.parametrize("dialect", ["ollama", "openai"])
+@pytest.mark.parametrize(
+    ("state", "error", "says"),
+    [
+        ("failed", '{"code":"x","message":"out of memory","retryable":false}', "out of memory"),
+        ("failed", None, "the job failed"),
+        ("cancelled", None, "cancelled"),
+        ("expired", None, "deadline"),
+        ("skipped", None, "replaced"),
+        ("stale", None, "newer"),
+        ("dismissed", None, "dismissed"),
+        ("working", None, "attach again"),
+    ],
+)
+def test_every_other_end_is_one_error_frame(
+    source: str, dialect: Any, state: str, error: str | None, says: str
+) -> None:
+    job = row(state, error=error, dialect=source, result=None)
+    frames = Frames(job, dialect)
+    frames.part("Hel")
+    [last] = frames.ended(job)
+    message = last["error"] if dialect == "ollama" else last["error"]["message"]
+    assert says in message
+
+
+@pytest.mark.parametrize("result", [None, "null", "7", '"text"', "[]", "{}"])
+@pytest.mark.parametrize("source", ["ollama", "openai"])
+@pytest.mark.parametrize("dialect", ["ollama", "openai"])
+def test_a_result_of_any_shape_still_ends_the_stream(result: str | None, source: str, dialect: Any) -> None:
+    job = row(result=result, dialect=source)
+    told = Frames(job, dialect).ended(job)
+    last = told[-1]
+    if dialect == "ollama":
+        assert last.get("done") is True or "error" in last
+    else:
+        assert "error" in last or last["choices"][0]["finish_reason"]

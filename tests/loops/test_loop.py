@@ -1,0 +1,157 @@
+"""A loop runs again and again, is woken, backs off after an error, and stops when told."""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import pytest
+
+from app.errors import Unavailable
+from app.loops import loop as loop_module
+from app.loops.loop import Loop
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class Counted:
+    """A body that counts its runs; `rest` is what it returns, `problem` what it raises."""
+
+    def __init__(self, rest: float | None = None) -> None:
+        self.runs = 0
+        self.rest = rest
+        self.problem: Exception | None = None
+
+    async def run_once(self) -> float | None:
+        self.runs += 1
+        if self.problem is not None:
+            raise self.problem
+        return self.rest
+
+
+async def test_it_runs_at_once_and_then_rests_for_its_interval() -> None:
+    body = Counted()
+    loop = Loop("test", body.run_once, interval=0.05)
+    loop.start()
+    await until(lambda: body.runs == 1)
+    began = time.monotonic()
+    await until(lambda: body.runs == 2)
+    assert time.monotonic() - began > 0.03
+    await loop.stop()
+
+
+async def test_the_body_says_how_long_to_rest() -> None:
+    body = Counted(rest=0)
+    loop = Loop("test", body.run_once, interval=3600)
+    loop.start()
+    await until(lambda: body.runs > 20)
+    await loop.stop()
+
+
+async def test_waking_cuts_the_rest_short() -> None:
+    body = Counted()
+    loop = Loop("test", body.run_once, interval=3600)
+    loop.start()
+    await until(lambda: body.runs == 1)
+    loop.wake()
+    await until(lambda: body.runs == 2)
+    await loop.stop()
+
+
+async def test_a_wake_during_a_run_is_not_lost() -> None:
+    entered, go_on = asyncio.Event(), asyncio.Event()
+    runs = 0
+
+    async def run_once() -> None:
+        nonlocal runs
+        runs += 1
+        entered.set()
+        await go_on.wait()
+
+    loop = Loop("test", run_once, interval=3600)
+    loop.start()
+    await entered.wait()
+    loop.wake()
+    go_on.set()
+    await until(lambda: runs == 2)
+    await loop.stop()
+
+
+@pytest.mark.parametrize("problem", [Unavailable("away"), ValueError("a bug")])
+async def test_an_error_is_survived_with_growing_patience(
+    problem: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_module, "RETRY_SECONDS", 0.01)
+    rests: list[float] = []
+    rest = Loop._rest
+
+    async def remember(self: Loop, seconds: float) -> None:
+        rests.append(seconds)
+        await rest(self, min(seconds, 0.001))
+
+    monkeypatch.setattr(Loop, "_rest", remember)
+    body = Counted()
+    body.problem = problem
+    loop = Loop("test", body.run_once, interval=3600)
+    loop.start()
+    await until(lambda: body.runs > 6)
+    # Twice as long each time, spread by half either way.
+    for failures, seconds in enumerate(rests[:6], 1):
+        assert 0.5 <= seconds / (0.01 * 2**failures) <= 1.5
+    body.problem = None
+    await until(lambda: 3600 in rests)
+    await loop.stop()
+
+
+async def test_the_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests: list[float] = []
+
+    async def remember(_self: Loop, seconds: float) -> None:
+        rests.append(seconds)
+        await asyncio.sleep(0)
+
+    monkeypatch.setattr(Loop, "_rest", remember)
+    body = Counted()
+    body.problem = Unavailable("away")
+    loop = Loop("test", body.run_once, interval=1)
+    loop.start()
+    await until(lambda: body.runs > 50)
+    await loop.stop()
+    assert max(rests) <= loop_module.MAX_RETRY_SECONDS * 1.5
+
+
+async def test_stopping_lets_the_current_run_finish_and_starts_no_other() -> None:
+    entered, go_on = asyncio.Event(), asyncio.Event()
+    finished = 0
+
+    async def run_once() -> float:
+        nonlocal finished
+        entered.set()
+        await go_on.wait()
+        finished += 1
+        return 0
+
+    loop = Loop("test", run_once, interval=3600)
+    loop.start()
+    await entered.wait()
+    stopping = asyncio.create_task(loop.stop())
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    go_on.set()
+    async with asyncio.timeout(5):
+        await stopping
+    assert finished == 1
+
+
+async def test_stopping_ends_a_long_rest_at_once_and_may_be_said_before_the_start() -> None:
+    body = Counted()
+    loop = Loop("test", body.run_once, interval=3600)
+    await loop.stop()
+    loop = Loop("test", body.run_once, interval=3600)
+    loop.start()
+    await until(lambda: body.runs == 1)
+    async with asyncio.timeout(1):
+        await loop.stop()

@@ -1,0 +1,82 @@
+"""Name lookup: shared while under way, bounded, and never in the way of other names."""
+
+import asyncio
+import socket
+import threading
+
+import pytest
+
+from app.outbound.resolve import ThreadResolver
+
+
+class SlowNames:
+    """Stands in for the system's resolver: names wait until they are released."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.released = threading.Event()
+
+    def __call__(self, host: str, port: object, **_: object) -> list:
+        self.asked.append(host)
+        if host.startswith("slow"):
+            self.released.wait(10)
+        if host.startswith("missing"):
+            raise socket.gaierror(socket.EAI_NONAME, "no such name")
+        return [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))
+            for address in ("192.0.2.1", "192.0.2.1")
+        ]
+
+
+@pytest.fixture
+def names(monkeypatch):
+    slow = SlowNames()
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    yield slow
+    slow.released.set()
+
+
+async def test_the_system_resolves_localhost():
+    assert set(await ThreadResolver()("localhost")) <= {"127.0.0.1", "::1"}
+
+
+async def test_an_unknown_name_is_an_os_error(names):
+    with pytest.raises(OSError, match="no such name"):
+        await ThreadResolver()("missing.example")
+
+
+async def test_names_that_hang_do_not_keep_others_waiting(names):
+    resolve = ThreadResolver()
+    hanging = [asyncio.create_task(resolve(f"slow{number}.example")) for number in range(40)]
+    async with asyncio.timeout(5):
+        assert await resolve("quick.example") == ["192.0.2.1"]
+    assert not any(task.done() for task in hanging)
+    names.released.set()
+    assert await asyncio.gather(*hanging) == [["192.0.2.1"]] * 40
+
+
+async def test_all_who_ask_for_a_name_at_once_share_one_lookup(names):
+    resolve = ThreadResolver()
+    waiting = [asyncio.create_task(resolve("slow.example")) for _ in range(50)]
+    async with asyncio.timeout(5):
+        while not names.asked:
+            await asyncio.sleep(0.005)
+    waiting[0].cancel()
+    names.released.set()
+    results = await asyncio.gather(*waiting, return_exceptions=True)
+    assert isinstance(results[0], asyncio.CancelledError)
+    assert results[1:] == [["192.0.2.1"]] * 49
+    assert names.asked == ["slow.example"]
+    await resolve("slow.example")
+    assert names.asked == ["slow.example"] * 2  # nothing is cached
+
+
+async def test_a_failed_lookup_that_nobody_waits_for_is_forgotten_quietly(names):
+    resolve = ThreadResolver()
+    names.released.clear()
+    abandoned = asyncio.create_task(resolve("missing.example"))
+    await asyncio.sleep(0)
+    abandoned.cancel()
+    await asyncio.gather(abandoned, return_exceptions=True)
+    with pytest.raises(OSError, match="no such name"):
+        await resolve("missing.example")

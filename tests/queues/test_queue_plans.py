@@ -1,0 +1,176 @@
+"""The statements of keys, fairness and limits read only what they need, on a table that would mislead a planner.
+
+40,000 jobs behind two keys and 10,000 of one caller: the statistics say that any key has half of the jobs that
+have one. Still a look-up of another key is a look-up.
+"""
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from app.store import fair, keys
+from app.store.admission import DEPTH, OLDEST, PLACES
+from app.store.bulk import _matching
+from app.store.census import LOOK
+from app.store.claims import CLAIM_FAIRLY, NEXT_DUE, PROMOTE
+from app.store.embedded import EmbeddedPostgres
+from app.store.limits import RUNNING
+from app.store.prune import OVER
+from app.store.read import Filter
+from tests.conftest import TEMPLATE
+
+FILL = """
+INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, ready_at, completed_at, gate, concurrency_key,
+                  fair_value, seq)
+SELECT lpad(to_hex(n + $1::int), 26, '0'), 'default', $2, 'work', 'work', $3, '{"x":"0123456789"}',
+       CASE WHEN $3 = 'queued' AND $4::text IS NULL THEN now() END, CASE WHEN $3 IN ('done', 'failed') THEN now() END,
+       $4, CASE WHEN $2 = 'keyed' THEN 'busy' || n % 2 END, CASE WHEN $2 = 'fair' THEN 'big' END, 1
+FROM generate_series(1, $5::int) n
+"""
+ROWS = [
+    (0, "keyed", "done", None, 150_000),
+    (200_000, "keyed", "queued", "key", 40_000),
+    (300_000, "keyed", "loading", None, 2),
+    (400_000, "fair", "queued", None, 10_000),
+    (500_000, "plain", "failed", None, 5_000),
+]
+
+
+@pytest.fixture(scope="module")
+def filled(postgres: EmbeddedPostgres) -> Iterator[str]:
+    name = f"plans_{uuid.uuid4().hex[:12]}"
+    url = postgres.dsn_for(name)
+
+    async def fill() -> None:
+        admin = await asyncpg.connect(postgres.dsn)
+        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}"')
+        await admin.close()
+        connection = await asyncpg.connect(url)
+        for row in ROWS:
+            await connection.execute(FILL, *row)
+        await connection.execute(
+            "INSERT INTO queues (name, settings) VALUES ('keyed', '{\"key\": [\"/k\"]}')"
+        )
+        await connection.execute("VACUUM ANALYZE jobs")
+        await connection.close()
+
+    async def drop() -> None:
+        admin = await asyncpg.connect(postgres.dsn)
+        await admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+        await admin.close()
+
+    asyncio.run(fill())
+    yield url
+    asyncio.run(drop())
+
+
+def explain(url: str, statement: str, *arguments: Any) -> tuple[dict[str, Any], int]:
+    """The plan as it was run (and taken back), and how many buffers it touched."""
+
+    async def run() -> dict[str, Any]:
+        connection = await asyncpg.connect(url)
+        try:
+            transaction = connection.transaction()
+            await transaction.start()
+            await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+            text = await connection.fetchval(
+                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", *arguments
+            )
+            await transaction.rollback()
+        finally:
+            await connection.close()
+        return json.loads(text)[0]["Plan"]
+
+    plan = asyncio.run(run())
+    return plan, plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+
+
+def scans(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if "Relation Name" in plan or "Index Name" in plan:
+        yield plan
+    for child in plan.get("Plans", ()):
+        yield from scans(child)
+
+
+def scans_jobs_whole(plan: dict[str, Any]) -> bool:
+    return any(
+        scan["Node Type"].endswith("Seq Scan") and scan.get("Relation Name") == "jobs" for scan in scans(plan)
+    )
+
+
+FREE_KEYS = [f"free{n}" for n in range(100)]
+QUEUES = ["keyed"] * 100
+
+
+@pytest.mark.parametrize(
+    ("statement", "arguments"),
+    [
+        (PLACES, (QUEUES, FREE_KEYS, [1000] * 100)),
+        (OLDEST, (QUEUES, FREE_KEYS, [1] * 100)),
+        (keys.READY_NEXT, (QUEUES, FREE_KEYS)),
+        (keys.WITH_WAITING, (QUEUES, FREE_KEYS)),
+    ],
+    ids=["places", "oldest", "ready_next", "with_waiting"],
+)
+def test_a_hundred_free_keys_are_a_hundred_look_ups(filled: str, statement: str, arguments: tuple) -> None:
+    plan, buffers = explain(filled, statement, *arguments)
+    assert not scans_jobs_whole(plan)
+    assert buffers < 100 * 25
+
+
+def test_the_next_of_a_busy_key_is_found_without_the_others(filled: str) -> None:
+    plan, buffers = explain(filled, keys.READY_NEXT, ["keyed", "keyed"], ["busy0", "busy1"])
+    assert not scans_jobs_whole(plan)
+    assert buffers < 300
+
+
+def test_the_repair_visits_each_waiting_key_once(filled: str) -> None:
+    plan, buffers = explain(filled, keys.REPAIR, "", "", 1000)
+    assert not scans_jobs_whole(plan)
+    assert buffers < 200
+
+
+def test_a_fair_claim_reads_what_it_takes(filled: str) -> None:
+    arguments = ("fair", ["work"], [""], 0, 10, 10, ["w"], [30.0], None, "secret")
+    plan, buffers = explain(filled, CLAIM_FAIRLY, *arguments)
+    assert not scans_jobs_whole(plan)
+    assert buffers < 10 * 60 + 300
+    plan, buffers = explain(filled, fair.BEST_RANK, "fair", ["work"], fair.TOP)
+    assert buffers < 20
+
+
+@pytest.mark.parametrize(
+    ("statement", "arguments", "most"),
+    [
+        (PROMOTE, (1000,), 100),
+        (NEXT_DUE, (), 100),
+        (RUNNING, ("keyed",), 100),
+        (DEPTH, ("plain", 10_000), 100),
+        (OVER, ("plain", "", "z", 500, ["failed"], [3600.0]), 4000),
+    ],
+    ids=["promote", "next_due", "running", "depth", "over"],
+)
+def test_nothing_else_reads_the_table_whole(filled: str, statement: str, arguments: tuple, most: int) -> None:
+    plan, buffers = explain(filled, statement, *arguments)
+    assert not scans_jobs_whole(plan)
+    assert buffers < most
+
+
+def test_a_census_does_not_read_what_has_ended(filled: str) -> None:
+    plan, _ = explain(filled, LOOK)
+    assert not scans_jobs_whole(plan)
+    used = {scan["Index Name"] for scan in scans(plan) if "Index Name" in scan}
+    assert used.isdisjoint({"jobs_pkey", "jobs_by_queue", "jobs_troubled"})
+
+
+def test_a_step_of_a_bulk_operation_follows_the_index_of_its_state(filled: str) -> None:
+    arguments: list[object] = ["default", "", "z"]
+    looks = _matching(Filter(), ["failed"], arguments, select="id", limit=100)
+    plan, buffers = explain(filled, f"SELECT id FROM ({looks}) AS m ORDER BY id LIMIT 100", *arguments)
+    assert not scans_jobs_whole(plan)
+    assert buffers < 400

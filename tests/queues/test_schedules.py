@@ -1,0 +1,190 @@
+"""Schedules: one job per tick over all replicas."""
+
+import itertools
+import os
+import time
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+
+from app.errors import InvalidRequest
+from app.jobs.cron import check_cron, due_ticks, next_tick
+from tests.conftest import Server
+from tests.queues.conftest import Caller, soon
+
+JOB = {"kind": "noop"}
+# The whole promise is a minute.
+SCHEDULE_SECONDS = int(os.environ.get("SCHEDULE_SECONDS", "9"))
+
+
+def made_by(call: Caller, name: str) -> list[dict]:
+    return call.http.get("/jobs", params={"metadata.schedule": name, "limit": 200}).json()["jobs"]
+
+
+def test_a_schedule_makes_a_job_at_each_tick(call: Caller, queue: str) -> None:
+    made = call.http.put(f"/schedules/{queue}", json={"cron": "* * * * * *", "job": {**JOB, "queue": queue}})
+    assert made.status_code == 201
+    assert made.json()["job"] == {**JOB, "queue": queue}
+    soon(lambda: len(made_by(call, queue)) >= 2)
+    shown = call.http.get(f"/schedules/{queue}").json()
+    assert shown["last_outcome"] == "accepted"
+    assert shown["last_job_id"] in [job["job_id"] for job in made_by(call, queue)]
+    assert shown["last_at"] < shown["next_at"]
+    assert call.http.delete(f"/schedules/{queue}").status_code == 204
+    count = len(made_by(call, queue))
+    time.sleep(1.5)
+    assert len(made_by(call, queue)) == count
+    assert call.http.get(f"/schedules/{queue}").status_code == 404
+    assert call.http.delete(f"/schedules/{queue}").status_code == 404
+
+
+def test_the_time_zone_counts(call: Caller, queue: str) -> None:
+    body = {"cron": "30 12 * * *", "timezone": "Asia/Kolkata", "job": JOB}
+    shown = call.http.put(f"/schedules/{queue}", json=body).json()
+    assert datetime.fromisoformat(shown["next_at"]).astimezone(UTC).strftime("%H:%M") == "07:00"
+    assert queue in [each["name"] for each in call.http.get("/schedules").json()["schedules"]]
+
+
+def test_changing_only_the_job_keeps_the_tick_to_come(call: Caller, queue: str) -> None:
+    body = {"cron": "0 3 * * *", "job": JOB}
+    first = call.http.put(f"/schedules/{queue}", json=body).json()
+    second = call.http.put(f"/schedules/{queue}", json={**body, "job": {"kind": "noop", "priority": 3}})
+    assert second.status_code == 200
+    assert second.json()["next_at"] == first["next_at"]
+    third = call.http.put(f"/schedules/{queue}", json={**body, "cron": "0 4 * * *"}).json()
+    assert third["next_at"] != first["next_at"]
+
+
+@pytest.mark.parametrize(
+    ("cron", "position"),
+    [
+        ("61 * * * *", 0),
+        ("* * * * mon-funday", 8),
+        ("0 25 * * *", 2),
+        ("*  *  32 * *", 6),
+        ("* * * * 13 *", 8),
+        ("* * *", 0),
+        ("", 0),
+        ("0 0 30 2 *", 4),
+        ("*/0 * * * *", 0),
+    ],
+)
+def test_a_bad_cron_is_422_with_the_position(call: Caller, queue: str, cron: str, position: int) -> None:
+    answer = call.http.put(f"/schedules/{queue}", json={"cron": cron, "job": JOB})
+    assert answer.status_code == 422
+    assert answer.json()["position"] == position
+    assert "cron" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("zone", ["Mars/Olympus", "", "../../etc/passwd", "Europe", "x" * 500])
+def test_an_unknown_time_zone_is_422(call: Caller, queue: str, zone: str) -> None:
+    answer = call.http.put(f"/schedules/{queue}", json={"cron": "* * * * *", "timezone": zone, "job": JOB})
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["field"] == "timezone"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"cron": "* * * * *"},
+        {"job": JOB},
+        {"cron": "* * * * *", "job": []},
+        {"cron": "* * * * *", "job": {"kind": "noop", "priority": 1000}},
+        {"cron": "* * * * *", "job": {"kind": "chat"}},
+        {"cron": "* * * * *", "job": JOB, "colour": "red"},
+        {"cron": 5, "job": JOB},
+    ],
+)
+def test_a_wrong_schedule_is_422(call: Caller, queue: str, body: dict) -> None:
+    assert call.http.put(f"/schedules/{queue}", json=body).status_code == 422
+    assert call.http.put("/schedules/-", json={"cron": "* * * * *", "job": JOB}).status_code == 422
+
+
+def test_a_tick_that_the_queue_refuses_is_remembered_and_the_schedule_goes_on(
+    call: Caller, queue: str
+) -> None:
+    call.configure(queue, key=["k"])
+    job = {"kind": "work", "queue": queue, "payload": {}}
+    call.http.put(f"/schedules/{queue}", json={"cron": "* * * * * *", "job": job})
+    soon(lambda: call.http.get(f"/schedules/{queue}").json()["last_outcome"] == "key_busy")
+    assert "key" in call.http.get(f"/schedules/{queue}").json()["last_error"]
+    call.complete(call.claim(queue)[0])
+    soon(lambda: call.http.get(f"/schedules/{queue}").json()["last_outcome"] == "accepted")
+    call.http.delete(f"/schedules/{queue}")
+
+
+def test_three_replicas_make_one_job_per_tick_though_one_is_killed(make_server, queue: str) -> None:
+    servers: list[Server] = [make_server() for _ in range(3)]
+    with httpx.Client(timeout=10) as http:
+        url = servers[0].url
+        body = {"cron": "* * * * * *", "job": {"kind": "noop", "queue": queue}}
+        first = http.put(f"{url}/schedules/{queue}", json=body).json()["next_at"]
+        time.sleep(SCHEDULE_SECONDS / 2)
+        servers[1].kill()
+        time.sleep(SCHEDULE_SECONDS / 2)
+        shown = http.get(f"{url}/schedules/{queue}").json()
+        http.delete(f"{url}/schedules/{queue}")
+        began, ended = (datetime.fromisoformat(each) for each in (first, shown["last_at"]))
+        ticks = round((ended - began).total_seconds()) + 1
+        jobs = http.get(f"{url}/jobs", params={"metadata.schedule": queue, "limit": 200}).json()["jobs"]
+    # The last look and the delete may have a tick between them.
+    assert ticks <= len(jobs) <= ticks + 1
+    assert ticks >= SCHEDULE_SECONDS - 2
+
+
+def test_ticks_that_nobody_was_there_for_are_one(make_server, queue: str) -> None:
+    first = make_server()
+    body = {"cron": "* * * * * *", "job": {"kind": "noop", "queue": queue}}
+    httpx.put(f"{first.url}/schedules/{queue}", json=body)
+    soon(lambda: len(_jobs(first, queue)) >= 1)
+    first.stop()
+    time.sleep(5)
+    second = make_server()
+    soon(lambda: httpx.get(f"{second.url}/schedules/{queue}").json()["last_at"] is not None)
+    httpx.delete(f"{second.url}/schedules/{queue}")
+    created = [datetime.fromisoformat(job["created_at"]) for job in reversed(_jobs(second, queue))]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(created)]
+    assert max(gaps) > timedelta(seconds=4)
+    # One for all that was missed, and then one a second again.
+    assert all(gap > timedelta(seconds=0.01) for gap in gaps[gaps.index(max(gaps)) + 1 :])
+
+
+def _jobs(server: Server, name: str) -> list[dict]:
+    answer = httpx.get(f"{server.url}/jobs", params={"metadata.schedule": name, "limit": 200})
+    return answer.json()["jobs"]
+
+
+NOON = datetime(2024, 6, 1, 12, tzinfo=UTC)
+
+
+def test_a_hiccup_makes_up_for_each_tick_and_an_outage_for_one() -> None:
+    patience = timedelta(seconds=3)
+
+    def due(late: float) -> list[datetime]:
+        return due_ticks("* * * * * *", "UTC", NOON, NOON + timedelta(seconds=late), patience=patience)
+
+    assert due(0) == [NOON]
+    assert due(2.5) == [NOON + timedelta(seconds=n) for n in range(3)]
+    assert due(5.5) == [NOON + timedelta(seconds=5)]
+    assert due(5) == [NOON + timedelta(seconds=5)]
+    year = timedelta(days=365)
+    assert due_ticks("0 12 * * *", "UTC", NOON, NOON + year, patience=patience) == [NOON + year]
+
+
+def test_ticks_follow_the_clock_on_the_wall() -> None:
+    before = datetime(2024, 3, 30, 12, tzinfo=UTC)
+    ticks = [before]
+    for _ in range(3):
+        ticks.append(next_tick("30 2 * * *", "Europe/Berlin", ticks[-1]))
+    # On the 31st there is no half past two; the tick comes right after the gap.
+    assert [tick.isoformat() for tick in ticks[1:]] == [
+        "2024-03-31T01:00:00+00:00",
+        "2024-04-01T00:30:00+00:00",
+        "2024-04-02T00:30:00+00:00",
+    ]
+
+
+def test_an_expression_that_never_ticks_is_refused() -> None:
+    with pytest.raises(InvalidRequest):
+        check_cron("0 0 31 2,4,6 *")

@@ -1,0 +1,22 @@
+"""A server for all tests of a file, for tests that only look at their own jobs."""
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from app.store.embedded import EmbeddedPostgres
+from tests.conftest import TEMPLATE, Server, _create_database, _drop_database, free_port
+
+
+@contextmanager
+def serving(postgres: EmbeddedPostgres, folder: Path, **environment: str) -> Iterator[Server]:
+    name = f"shared_{uuid.uuid4().hex[:12]}"
+    asyncio.run(_create_database(postgres.dsn, name, TEMPLATE))
+    server = Server(postgres.dsn_for(name), free_port(), environment, log_path=folder / "server.log").start()
+    try:
+        yield server
+    finally:
+        server.stop()
+        asyncio.run(_drop_database(postgres.dsn, name))

@@ -1,0 +1,297 @@
+"""claim: each job once, best first, one queue at a time; and what makes waiting jobs claimable."""
+
+import asyncio
+import random
+from datetime import timedelta
+
+import asyncpg
+import pytest
+
+from app.store import claims as claims_module
+from app.store.claims import Claims, Seat, heads, promote, seconds_until_next_due
+from app.store.database import Database
+from app.store.settle import heartbeat
+from tests.store import invariants
+from tests.store.making import backdate, claim, job, log_of, put, put_one, row_of, running, states_of
+
+
+def ids(records: list[asyncpg.Record]) -> list[str]:
+    return [record["id"] for record in records]
+
+
+async def test_a_claim_is_a_lease_with_a_token_of_its_own(database: Database) -> None:
+    one, two = await put(database, job(), job())
+    claimed = await claim(database, worker="w1", lease_seconds=7)
+    assert ids(claimed) == [one, two]
+    row = await row_of(database, one)
+    assert (row["state"], row["attempt"], row["worker"], row["lease_seconds"]) == ("loading", 1, "w1", 7)
+    assert row["lease_expires_at"] - row["started_at"] == timedelta(seconds=7)
+    assert claimed[0]["lease_token"] != claimed[1]["lease_token"]
+    assert await log_of(database, one) == [(1, "queued", "enqueue"), (2, "loading", "claim")]
+    await invariants.check_all(database)
+
+
+async def test_what_is_claimed_cannot_be_claimed_again(database: Database) -> None:
+    await put_one(database)
+    assert len(await claim(database)) == 1
+    assert await claim(database) == []
+
+
+async def test_the_order_is_priority_then_interactive_then_first_come(database: Database) -> None:
+    low = await put_one(database, priority=-5)
+    first = await put_one(database)
+    second = await put_one(database)
+    waits_on_the_line = await put_one(database, interactive=True)
+    high = await put_one(database, priority=100)
+    high_too = await put_one(database, priority=100)
+    assert ids(await claim(database)) == [high, high_too, waits_on_the_line, first, second, low]
+
+
+async def test_interactive_does_not_overtake_a_better_priority(database: Database) -> None:
+    interactive = await put_one(database, interactive=True)
+    better = await put_one(database, priority=1)
+    assert ids(await claim(database)) == [better, interactive]
+
+
+async def test_jobs_of_one_commit_go_in_the_order_they_were_submitted(database: Database) -> None:
+    jobs = [job() for _ in range(50)]
+    await put(database, *jobs)
+    assert ids(await claim(database, limit=50)) == [each.id for each in jobs]
+
+
+async def test_the_limit_holds_over_all_lanes(database: Database) -> None:
+    await put(database, *(job(lane=lane) for lane in "abc" for _ in range(4)))
+    claimed = await claim(database, ["a", "b", "c"], 5)
+    assert len(claimed) == 5
+    assert await database.fetchval("SELECT count(*) FROM jobs WHERE state = 'loading'") == 5
+
+
+async def test_priority_holds_across_lanes_once_the_ranks_are_known(database: Database) -> None:
+    claims = Claims(database)
+    lanes = ["a", "b"]
+    await put(database, *(job(lane=lane, priority=p) for lane in lanes for p in (0, 5)))
+    await claim(database, lanes, claims=claims)
+    a_low, b_low, a_high, b_high = await put(
+        database, job(lane="a"), job(lane="b"), job(lane="a", priority=5), job(lane="b", priority=5)
+    )
+    assert set(ids(await claim(database, lanes, 2, claims=claims))) == {a_high, b_high}
+    assert set(ids(await claim(database, lanes, 2, claims=claims))) == {a_low, b_low}
+
+
+async def test_other_lanes_and_other_queues_are_left_alone(database: Database) -> None:
+    mine, _, _ = await put(database, job(lane="a"), job(lane="b"), job(lane="a", queue="other"))
+    assert ids(await claim(database, ["a"])) == [mine]
+
+
+async def test_a_paused_queue_gives_nothing_until_it_is_resumed(database: Database) -> None:
+    job_id = await put_one(database)
+    await database.execute("INSERT INTO queues (name, paused_at) VALUES ('default', now())")
+    assert await claim(database) == []
+    assert await heads(database) == []
+    await database.execute("UPDATE queues SET paused_at = NULL")
+    assert [(head.queue, head.lane) for head in await heads(database)] == [("default", "noop")]
+    assert ids(await claim(database)) == [job_id]
+
+
+async def test_a_job_past_its_deadline_is_not_begun(database: Database) -> None:
+    late = await put_one(database, deadline_seconds=60)
+    await backdate(database, late, "deadline")
+    fine = await put_one(database, deadline_seconds=60)
+    assert ids(await claim(database)) == [fine]
+
+
+async def test_a_lease_never_reaches_past_the_attempts_end(database: Database) -> None:
+    job_id, token = await running(database, max_duration_seconds=2)
+    row = await row_of(database, job_id)
+    assert row["attempt_expires_at"] - row["started_at"] == timedelta(seconds=2)
+    assert row["lease_expires_at"] == row["attempt_expires_at"]
+    leases = await heartbeat(database, [(job_id, token)], [3600])
+    assert leases[job_id].expires_at == row["attempt_expires_at"]
+
+
+async def test_several_seats_share_one_claim_in_order(database: Database) -> None:
+    for _ in range(6):
+        await put_one(database)
+    claimed = await Claims(database).claim(
+        "default", ["noop"], [Seat("w1", 2, 10), Seat("w2", 1, 20), Seat("w3", 2, 30)], whole=True
+    )
+    assert [(record["worker"], record["lease_seconds"]) for record in claimed] == [
+        ("w1", 10),
+        ("w1", 10),
+        ("w2", 20),
+        ("w3", 30),
+        ("w3", 30),
+    ]
+
+
+async def test_many_claimers_at_once_get_each_job_exactly_once(database_url: str) -> None:
+    database = Database(database_url, size=16)
+    await database.open()
+    try:
+        total = 600
+        await put(
+            database, *(job(lane=random.choice("ab"), priority=random.randint(-3, 3)) for _ in range(total))
+        )
+        taken: list[str] = []
+
+        async def claimer(name: str) -> None:
+            claims = Claims(database)
+            empty = 0
+            while empty < 3:
+                claimed = await claim(database, ["a", "b"], random.randint(1, 20), worker=name, claims=claims)
+                taken.extend(ids(claimed))
+                empty = 0 if claimed else empty + 1
+
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            for n in range(16):
+                group.create_task(claimer(f"w{n}"))
+        assert len(taken) == total
+        assert len(set(taken)) == total
+        assert (
+            await database.fetchval("SELECT count(*) FROM jobs WHERE state = 'loading' AND attempt = 1")
+            == total
+        )
+        await invariants.check_all(database)
+    finally:
+        await database.close()
+
+
+async def test_a_job_that_somebody_holds_is_stepped_over_and_not_waited_for(database: Database) -> None:
+    first, second = await put_one(database), await put_one(database)
+    async with database.transaction() as other:
+        await other.execute("SELECT 1 FROM jobs WHERE id = $1 FOR UPDATE", first)
+        async with asyncio.timeout(5):
+            assert ids(await claim(database, limit=1)) == [second]
+
+
+async def test_a_job_that_appears_behind_the_mark_is_claimed_after_the_reset(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = Claims(database)
+    await put_one(database)
+    await claim(database, claims=claims)
+    hidden = await put_one(database)
+    await backdate(database, hidden, "ready_at")
+    assert await claim(database, claims=claims) == []  # the mark has stepped over it
+    assert len(await heads(database)) == 1  # but it is not forgotten
+    monkeypatch.setattr(claims_module, "MARK_SECONDS", 0)
+    assert ids(await claim(database, claims=claims)) == [hidden]
+
+
+async def test_a_commit_that_comes_late_is_claimed_without_waiting_for_the_reset(database: Database) -> None:
+    """now() is the moment a transaction began: with a slow one, ready_at lies before the others'."""
+    claims = Claims(database)
+    await put_one(database)
+    await claim(database, claims=claims)
+    late = await put_one(database)
+    await backdate(database, late, "ready_at", timedelta(seconds=1))
+    await put_one(database)
+    assert ids(await claim(database, claims=claims))[0] == late
+
+
+async def test_a_transaction_held_open_elsewhere_does_not_slow_claims_down(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dead index entries cannot be removed under it; the mark steps over them."""
+    monkeypatch.setattr(claims_module, "SLACK", timedelta(0))  # or the test would have to last for seconds
+    size = 200
+
+    async def pages_read_by(claims: Claims) -> int:
+        await put(database, *(job() for _ in range(size)))
+        before = await index_reads(database)
+        assert len(await claim(database, limit=size, claims=claims)) == size
+        return await index_reads(database) - before
+
+    async with database.connection() as other, other.transaction(isolation="repeatable_read"):
+        await other.fetchval("SELECT count(*) FROM jobs")
+        claims = Claims(database)
+        marked = [await pages_read_by(claims) for _ in range(12)]
+        assert max(marked) <= 2 * marked[1] + 4, marked
+        # Without marks it is slow: so the test does see what it is about.
+        assert await pages_read_by(Claims(database)) > 2 * max(marked)
+
+
+async def index_reads(database: Database) -> int:
+    """Pages of the claim's index that were looked at so far."""
+    async with database.connection() as connection:
+        await connection.execute("SELECT pg_stat_force_next_flush()")
+        await connection.execute("SELECT pg_stat_clear_snapshot()")
+        return int(
+            await connection.fetchval(
+                "SELECT idx_blks_hit + idx_blks_read FROM pg_statio_user_indexes WHERE indexrelname = 'jobs_claimable'"
+            )
+        )
+
+
+# -- heads -----------------------------------------------------------------------------------------------
+
+
+async def test_heads_names_the_best_of_each_lane_that_has_claimable_work(database: Database) -> None:
+    await put(
+        database,
+        job(queue="q1", lane="a", priority=1),
+        job(queue="q1", lane="a", priority=3),
+        job(queue="q1", lane="b"),
+        job(queue="q2", lane="a", interactive=True),
+        job(queue="q3", lane="a", delay_seconds=60),
+    )
+    await running(database, queue="q4", lane="a")
+    found = sorted((head.queue, head.lane, head.rank) for head in await heads(database))
+    assert found == [("q1", "a", 6), ("q1", "b", 0), ("q2", "a", 1)]
+
+
+async def test_heads_says_how_long_the_head_has_waited(database: Database) -> None:
+    job_id = await put_one(database)
+    await backdate(database, job_id, "ready_at", timedelta(seconds=100))
+    [head] = await heads(database)
+    assert 100 <= head.waited_seconds < 130
+
+
+async def test_heads_of_an_empty_table_is_empty(database: Database) -> None:
+    assert await heads(database) == []
+
+
+# -- promotion -------------------------------------------------------------------------------------------
+
+
+async def test_promotion_readies_what_has_come_due_and_nothing_else(database: Database) -> None:
+    due_a, due_b, later = await put(
+        database,
+        job(lane="a", delay_seconds=60),
+        job(lane="b", queue="q", delay_seconds=60),
+        job(lane="c", delay_seconds=60),
+    )
+    await backdate(database, due_a, "run_at")
+    await backdate(database, due_b, "run_at")
+    assert (await promote(database)).work == {("default", "a"), ("q", "b")}
+    assert not (await promote(database)).work
+    row = await row_of(database, due_a)
+    assert (row["reason"], row["seq"]) == (None, 1)
+    assert row["ready_at"] is not None
+    assert (await row_of(database, later))["ready_at"] is None
+    assert ids(await claim(database, ["a", "b", "c"])) == [due_a]
+
+
+async def test_promotion_takes_what_is_longest_due_first_within_its_limit(database: Database) -> None:
+    jobs = await put(database, *(job(delay_seconds=60) for _ in range(4)))
+    for hours, job_id in enumerate(jobs, 1):
+        await backdate(database, job_id, "run_at", timedelta(hours=hours))
+    await promote(database, limit=2)
+    ready = [(await row_of(database, job_id))["ready_at"] is not None for job_id in jobs]
+    assert ready == [False, False, True, True]
+
+
+async def test_two_promoters_at_once_share_the_work(database: Database) -> None:
+    jobs = await put(database, *(job(delay_seconds=60) for _ in range(50)))
+    await database.execute("UPDATE jobs SET run_at = now() - interval '1 second'")
+    await asyncio.gather(*(promote(database) for _ in range(5)))
+    assert len(await claim(database, limit=100)) == 50
+    assert await states_of(database, *jobs) == ["loading"] * 50
+
+
+async def test_the_next_due_moment_is_known_to_the_second(database: Database) -> None:
+    assert await seconds_until_next_due(database) is None
+    await put(database, job(delay_seconds=500), job(delay_seconds=100), job())
+    seconds = await seconds_until_next_due(database)
+    assert seconds is not None
+    assert 90 < seconds <= 100

@@ -1,0 +1,121 @@
+"""Everything at once on the same few rows: no deadlock, no lost update, all invariants hold."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+from app.jobs.states import Verb
+from app.store.claims import Claims, promote
+from app.store.database import Database
+from app.store.enqueue import Submission, enqueue
+from app.store.settle import Settlement, heartbeat, settle
+from app.store.steer import cancel, delete, revive
+from app.store.sweep import sweep
+from tests.store import invariants
+from tests.store.making import TENANT, claim, job
+
+SECONDS = 3.0
+ERROR = '{"code":"broken","message":"It broke.","retryable":true}'
+
+
+class Crowd:
+    """Many connections that all work on the same jobs, in random orders."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.done = Counter[str]()
+        self.held: list[tuple[str, str]] = []
+        self.known: list[str] = []
+
+    def some(self, most: int = 12) -> list[str]:
+        return random.sample(self.known, min(len(self.known), random.randint(1, most)))
+
+    async def submit(self) -> None:
+        parent = random.choice(self.known) if self.known and random.random() < 0.5 else None
+        wanted = [
+            Submission([job(max_attempts=3, parent_id=parent, deadline_seconds=300)], TENANT, key, b"")
+            for key in random.sample([None, None, None, *(f"k{n}" for n in range(20))], 12)
+        ]
+        await enqueue(self.database, wanted)
+        self.known = [
+            row["id"] for row in await self.database.fetch("SELECT id FROM jobs ORDER BY random() LIMIT 60")
+        ]
+
+    async def claim(self) -> None:
+        claimed = await claim(self.database, limit=10, claims=Claims(self.database))
+        self.held += [(record["id"], record["lease_token"]) for record in claimed]
+        random.shuffle(self.held)
+        del self.held[:-60]
+
+    async def settle(self) -> None:
+        chosen = dict(random.sample(self.held, min(len(self.held), 10)))
+        verbs = [Verb.START, Verb.COMPLETE, Verb.FAIL, Verb.RETRY, Verb.DEFER, Verb.RELEASE, Verb.CANCEL]
+        batch = []
+        for job_id, token in chosen.items():
+            verb = random.choice(verbs)
+            error = ERROR if verb in {Verb.FAIL, Verb.RETRY} else None
+            result = "1" if verb is Verb.COMPLETE else None
+            batch.append(Settlement(job_id, token, verb, result=result, error=error, delay_seconds=0))
+        random.shuffle(batch)
+        if batch:
+            await settle(self.database, batch)
+
+    async def heartbeat(self) -> None:
+        chosen = dict(random.sample(self.held, min(len(self.held), 20)))
+        await heartbeat(self.database, list(chosen.items()), [30] * len(chosen))
+
+    async def cancel(self) -> None:
+        for job_id in self.some(2):
+            await cancel(self.database, job_id, TENANT, None)
+
+    async def steer(self) -> None:
+        for job_id in self.some(6):
+            if not await revive(self.database, job_id, TENANT) and random.random() < 0.2:
+                await delete(self.database, job_id, TENANT)
+
+    async def pass_time(self) -> None:
+        # One row at a time and by id: the crowd's own locks are what is under test, not this one's.
+        for job_id in self.some(4):
+            column = random.choice(["lease_expires_at", "cancel_requested_at", "deadline"])
+            await self.database.execute(
+                f"UPDATE jobs SET {column} = now() - interval '1 hour' WHERE id = $1 AND {column} IS NOT NULL",
+                job_id,
+            )
+        await sweep(self.database, cancel_grace_seconds=1)
+        await promote(self.database)
+
+    async def keep_on(self, name: str, work: Callable[[], Awaitable[None]], ends: float) -> None:
+        while time.monotonic() < ends:
+            await work()
+            self.done[name] += 1
+            await asyncio.sleep(0)
+
+
+VERBS = {"claim", "complete", "fail", "retry", "rescue", "cancel", "expire", "late_settlement"}
+
+
+async def walked(database: Database) -> set[str]:
+    return {row["reason"] for row in await database.fetch("SELECT DISTINCT reason FROM events")}
+
+
+async def test_all_verbs_at_once_on_the_same_rows_do_not_deadlock(database_url: str) -> None:
+    database = Database(database_url, size=16)
+    await database.open()
+    crowd = Crowd(database)
+    try:
+        await crowd.submit()
+        # A deadlock is an error in one of the two, and ends the group. It goes on until it was a real crowd:
+        # every verb of the core was walked, and some came late. Chance decides how long that takes.
+        async with asyncio.timeout(90):
+            while not await walked(database) >= VERBS:
+                ends = time.monotonic() + SECONDS
+                async with asyncio.TaskGroup() as group:
+                    for name in ("submit", "claim", "settle", "heartbeat", "cancel", "steer", "pass_time"):
+                        for _ in range(2):
+                            group.create_task(crowd.keep_on(name, getattr(crowd, name), ends))
+        assert min(crowd.done.values()) >= 5, crowd.done
+        assert await invariants.check_all(database) > 50
+    finally:
+        await database.close()

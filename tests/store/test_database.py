@@ -1,0 +1,104 @@
+"""A database that is away is one error, `Unavailable`; the pool heals by itself; bugs stay bugs."""
+
+import asyncio
+
+import asyncpg
+import pytest
+
+from app.errors import Unavailable
+from app.store.database import Database, asyncpg_url, connect, translated
+
+
+async def test_a_database_that_does_not_answer_is_unavailable() -> None:
+    for url in ("postgresql://nobody@127.0.0.1:1/x", "postgresql:///x?host=/nonexistent"):
+        with pytest.raises(Unavailable) as caught:
+            await Database(url).open()
+        assert caught.value.retry_after
+        with pytest.raises(Unavailable):
+            await connect(url)
+
+
+async def test_a_database_that_is_not_open_is_unavailable(database_url: str) -> None:
+    database = Database(database_url)
+    with pytest.raises(Unavailable):
+        await database.fetch("SELECT 1")
+    await database.open()
+    assert await database.fetchval("SELECT 1") == 1
+    await database.close()
+    with pytest.raises(Unavailable):
+        await database.fetch("SELECT 1")
+
+
+async def test_the_pool_heals_when_its_connections_are_cut(database: Database, database_url: str) -> None:
+    cutter = await asyncpg.connect(database_url)
+    try:
+        for _ in range(3):
+            await asyncio.gather(*(database.fetchval("SELECT pg_sleep(0.01)") for _ in range(5)))
+            await cutter.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+            answers = 0
+            async with asyncio.timeout(10):
+                while answers < 5:
+                    try:
+                        answers += await database.fetchval("SELECT 1")
+                    except Unavailable:
+                        answers = 0
+    finally:
+        await cutter.close()
+
+
+async def test_a_connection_cut_in_the_middle_of_a_statement_is_unavailable(
+    database: Database, database_url: str
+) -> None:
+    running = asyncio.create_task(database.execute("SELECT pg_sleep(30)"))
+    cutter = await asyncpg.connect(database_url)
+    try:
+        async with asyncio.timeout(10):
+            while not await cutter.fetchval(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(30)'"
+            ):
+                await asyncio.sleep(0.01)
+    finally:
+        await cutter.close()
+    with pytest.raises(Unavailable):
+        await running
+
+
+async def test_a_wrong_statement_stays_the_bug_it_is(database: Database) -> None:
+    with pytest.raises(asyncpg.UndefinedTableError):
+        await database.fetch("SELECT * FROM nowhere")
+    with pytest.raises(asyncpg.DataError):
+        await database.fetch("SELECT $1::int", "not a number")
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await database.execute("INSERT INTO tenants (name) VALUES ('default')")
+    assert await database.fetchval("SELECT 1") == 1
+
+
+async def test_a_transaction_is_undone_by_an_error(database: Database) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with database.transaction() as connection:
+            await connection.execute("INSERT INTO tenants (name) VALUES ('acme')")
+            raise ZeroDivisionError
+    assert await database.fetchval("SELECT count(*) FROM tenants") == 1
+
+
+async def test_without_a_statement_cache_it_works_through_a_pooler_too(database_url: str) -> None:
+    database = Database(database_url, pooled=True)
+    await database.open()
+    for _ in range(3):
+        assert await database.fetchval("SELECT $1::int", 7) == 7
+    async with database.connection() as connection:
+        assert await connection.fetchval("SELECT count(*) FROM pg_prepared_statements") <= 1
+    await database.close()
+
+
+def test_sqlalchemys_spelling_of_a_url_is_understood() -> None:
+    assert asyncpg_url("postgresql+asyncpg://u@h/d") == "postgresql://u@h/d"
+    assert asyncpg_url("postgresql://u@h/d") == "postgresql://u@h/d"
+
+
+def test_other_errors_pass_through_unchanged() -> None:
+    with pytest.raises(KeyError), translated():
+        raise KeyError("x")

@@ -1,0 +1,166 @@
+"""Migrations: models and migrations say the same, several processes may migrate at once, rows stay."""
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+
+import asyncpg
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from app.store.database import Database
+from app.store.embedded import EmbeddedPostgres
+from app.store.migrate import current_revision, migrate, newest_revision, scripts_folder
+from app.store.tables import METADATA
+from tests.conftest import ROOT
+from tests.store import invariants
+from tests.store.making import put_one
+
+
+@pytest.fixture
+def empty_database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
+    """A database that nobody has migrated."""
+    name = f"empty_{uuid.uuid4().hex[:12]}"
+
+    async def execute(statement: str) -> None:
+        connection = await asyncpg.connect(postgres.dsn)
+        await connection.execute(statement)
+        await connection.close()
+
+    asyncio.run(execute(f'CREATE DATABASE "{name}"'))
+    yield postgres.dsn_for(name)
+    asyncio.run(execute(f'DROP DATABASE "{name}" WITH (FORCE)'))
+
+
+def is_partition(name: object) -> bool:
+    """A day of a partitioned table, or its rest: made by hand, not declared; and what belongs to one."""
+    return re.search(r"_(\d{8}|rest)(_|$)", str(name)) is not None
+
+
+async def described(url: str) -> list[tuple[object, ...]]:
+    """Every column, index and constraint, in words; those of partitions are their tables'."""
+    connection = await asyncpg.connect(url)
+    try:
+        rows = await connection.fetch(
+            "SELECT table_name, column_name, data_type, is_nullable, column_default FROM information_schema.columns "
+            "WHERE table_schema = 'public' ORDER BY table_name, column_name"
+        )
+        rows += await connection.fetch(
+            "SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public' ORDER BY 1"
+        )
+        checks = await connection.fetch(
+            "SELECT conname, pg_get_constraintdef(oid) FROM pg_constraint WHERE connamespace = 'public'::regnamespace ORDER BY 1"
+        )
+        # How a check is phrased does not matter, only what it speaks of.
+        worded = [(name, *sorted(set(re.findall(r"\w+", text)) - {"OR"})) for name, text in checks]
+        return [row for row in [tuple(row) for row in rows] + worded if not is_partition(row[0])]
+    finally:
+        await connection.close()
+
+
+async def test_the_declared_tables_are_the_migrated_ones(database_url: str) -> None:
+    async def connect() -> asyncpg.Connection:
+        return await asyncpg.connect(database_url)
+
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
+
+    def differences(connection: sa.Connection) -> list[object]:
+        options = {
+            "compare_type": True,
+            "compare_server_default": True,
+            "include_name": lambda name, kind, _: kind != "table" or not is_partition(name),
+        }
+        return list(compare_metadata(MigrationContext.configure(connection, opts=options), METADATA))
+
+    async with engine.connect() as connection:
+        assert await connection.run_sync(differences) == []
+    await engine.dispose()
+
+
+async def test_the_indexes_and_constraints_are_declared_as_they_are(
+    database_url: str, empty_database_url: str
+) -> None:
+    """Alembic compares neither partial conditions nor checks: make the tables from their declaration and look."""
+
+    async def connect() -> asyncpg.Connection:
+        return await asyncpg.connect(empty_database_url)
+
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
+    async with engine.begin() as connection:
+        await connection.run_sync(METADATA.create_all)
+    await engine.dispose()
+    migrated = {row for row in await described(database_url) if not str(row[0]).startswith("alembic")}
+    declared = set(await described(empty_database_url))
+    assert declared - migrated == set()
+    assert migrated - declared == set()
+
+
+async def test_an_empty_database_is_brought_to_the_newest_revision(empty_database_url: str) -> None:
+    assert await migrate(empty_database_url) == newest_revision()
+    connection = await asyncpg.connect(empty_database_url)
+    assert await current_revision(connection) == newest_revision()
+    assert await connection.fetchval("SELECT name FROM tenants") == "default"
+    await connection.close()
+
+
+async def test_a_database_without_the_table_of_revisions_has_none(empty_database_url: str) -> None:
+    connection = await asyncpg.connect(empty_database_url)
+    assert await current_revision(connection) is None
+    await connection.close()
+
+
+async def test_migrating_a_filled_database_again_keeps_its_rows(
+    database: Database, database_url: str
+) -> None:
+    job_id = await put_one(database, payload='{"kept": 1.0}')
+    before = await database.fetch("SELECT * FROM jobs")
+    assert await migrate(database_url) == newest_revision()
+    assert await database.fetch("SELECT * FROM jobs") == before
+    assert before[0]["id"] == job_id
+    await invariants.check_all(database)
+
+
+async def test_several_migrations_at_once_in_one_process_do_not_disturb_each_other(
+    empty_database_url: str,
+) -> None:
+    assert await asyncio.gather(*(migrate(empty_database_url) for _ in range(4))) == [newest_revision()] * 4
+
+
+def test_several_foreman_migrate_at_once_all_succeed(empty_database_url: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREMAN_")}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", "app", "migrate", "--database-url", empty_database_url],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(3)
+    ]
+    for process in started:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert newest_revision().encode() in out
+
+
+async def test_a_schema_newer_than_this_version_is_left_alone(database: Database, database_url: str) -> None:
+    """The old version in a rolling deploy must not undo, nor stumble over, what the new one did."""
+    await database.execute("UPDATE alembic_version SET version_num = '9999'")
+    await migrate(database_url)
+    assert await database.fetchval("SELECT version_num FROM alembic_version") == "9999"
+
+
+def test_revisions_are_numbered_one_after_the_other() -> None:
+    """/readyz compares them as text."""
+    names = sorted(path.stem for path in (scripts_folder() / "versions").glob("*.py"))
+    assert [name[:4] for name in names] == [f"{n:04}" for n in range(1, len(names) + 1)]
+    assert newest_revision() == names[-1][:4]

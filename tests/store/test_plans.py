@@ -1,0 +1,260 @@
+"""No plan regresses silently: the hot statements are explained on a filled table.
+
+200,000 finished jobs, 50,000 scheduled, 20,000 waiting, some hundred running: whatever is asked for, only the
+part of an index that matters is read.
+"""
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+import pytest
+
+from app.jobs.ids import id_floor
+from app.store.claims import HEADS, NEXT_DUE, PROMOTE, Claims, Seat
+from app.store.database import Database
+from app.store.embedded import EmbeddedPostgres
+from app.store.read import GET, POSITION, Filter, list_statement
+from app.store.settle import HEARTBEAT
+from app.store.sweep import END_GRACE, EXPIRE, RESCUE
+from tests.conftest import TEMPLATE
+
+FILL = """
+INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, priority, model, metadata, parent_id,
+                  ready_at, run_at, deadline, lease_token, lease_expires_at, cancel_requested_at, completed_at, seq)
+SELECT lpad(to_hex(n * 8 + $2::int), 26, '0'), 'default', 'q' || n % 5, (ARRAY['noop', 'llm|||a', 'llm|||b'])[1 + n % 3], 'noop', $1,
+       '{"x":"0123456789012345678901234567890123456789"}', n % 7, 'm' || n % 4,
+       CASE WHEN n % 100 = 0 THEN jsonb_build_object('user', 'u' || n % 1000) END, NULL,
+       CASE WHEN $1 = 'queued' AND NOT $4 THEN now() - n * interval '1 ms' END,
+       now() + CASE WHEN $4 THEN n ELSE -n END * interval '1 second',
+       CASE WHEN n % 20 = 0 THEN now() + n * interval '1 second' END,
+       CASE WHEN $1 IN ('loading', 'working') THEN 't' END,
+       CASE WHEN $1 IN ('loading', 'working') THEN now() + (n - 10) * interval '1 second' END,
+       CASE WHEN $1 IN ('loading', 'working') AND n % 50 = 0 THEN now() - interval '1 hour' END,
+       CASE WHEN $1 NOT IN ('queued', 'loading', 'working') THEN now() END, 4
+FROM generate_series(1, $3::int) n
+"""
+# State, kind of row, how many, whether scheduled.
+ROWS = [
+    ("done", 0, 190_000, False),
+    ("failed", 1, 5_000, False),
+    ("cancelled", 2, 5_000, False),
+    ("queued", 3, 20_000, False),
+    ("queued", 4, 50_000, True),
+    ("loading", 5, 100, False),
+    ("working", 6, 200, False),
+]
+
+
+def made_id(n: int, kind: int = 0) -> str:
+    """The id of the n-th row of one kind of rows; the kinds lie among each other, as they would."""
+    return f"{n * 8 + kind:026x}"
+
+
+@pytest.fixture(scope="module")
+def filled(postgres: EmbeddedPostgres) -> Iterator[str]:
+    name = f"plans_{uuid.uuid4().hex[:12]}"
+    url = postgres.dsn_for(name)
+
+    async def fill() -> None:
+        admin = await asyncpg.connect(postgres.dsn)
+        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}"')
+        await admin.close()
+        connection = await asyncpg.connect(url)
+        for row in ROWS:
+            await connection.execute(FILL, *row)
+        # VACUUM too, as autovacuum would: without a visibility map no index-only scan is worth its while.
+        await connection.execute("VACUUM ANALYZE jobs")
+        await connection.close()
+
+    async def drop() -> None:
+        admin = await asyncpg.connect(postgres.dsn)
+        await admin.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+        await admin.close()
+
+    asyncio.run(fill())
+    yield url
+    asyncio.run(drop())
+
+
+class Plan:
+    """The nodes of an executed plan."""
+
+    def __init__(self, text: str) -> None:
+        document = json.loads(text)[0]
+        self.nodes: list[dict[str, Any]] = []
+        self._walk(document["Plan"])
+        self.text = json.dumps(document["Plan"], indent=1)
+
+    def _walk(self, node: dict[str, Any]) -> None:
+        self.nodes.append(node)
+        for child in node.get("Plans", ()):
+            self._walk(child)
+
+    @property
+    def indexes(self) -> set[str]:
+        return {node["Index Name"] for node in self.nodes if "Index Name" in node}
+
+    @property
+    def sequential(self) -> list[str]:
+        return [node["Relation Name"] for node in self.nodes if node["Node Type"] == "Seq Scan"]
+
+    @property
+    def pages(self) -> int:
+        root = self.nodes[0]
+        return int(root["Shared Hit Blocks"]) + int(root["Shared Read Blocks"])
+
+
+async def explain(url: str, statement: str, *arguments: object, generic: bool = False) -> Plan:
+    """Really run it, in a transaction that is undone; as the pool does, also with its generic plan."""
+    connection = await asyncpg.connect(url, server_settings={"jit": "off"})
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        await connection.execute(
+            f"SET LOCAL plan_cache_mode = force_{'generic' if generic else 'custom'}_plan"
+        )
+        # With analyze it would need a prepared statement for the parameters; EXECUTE takes them as they are.
+        explained = await connection.fetchval(
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", *arguments
+        )
+        return Plan(explained)
+    finally:
+        await transaction.rollback()
+        await connection.close()
+
+
+class Recorder(Database):
+    """Keeps the statement that a store function would run, and runs nothing."""
+
+    def __init__(self) -> None:
+        self.said: tuple[str, tuple[object, ...]] = ("", ())
+
+    async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        self.said = (statement, arguments)
+        return []
+
+
+async def explain_claim(
+    url: str, queue: str, lanes: list[str], limit: int, *ranks: int, generic: bool = False
+) -> Plan:
+    """The claim of a process that has seen these ranks before."""
+    recorder = Recorder()
+    claims = Claims(recorder)
+    long_ago = datetime(2020, 1, 1, tzinfo=UTC)
+    claims._low_water.bands(queue, lanes)
+    claims._low_water.learn(
+        queue, [{"lane": lane, "rank": rank, "ready_at": long_ago} for lane in lanes for rank in ranks]
+    )
+    await claims.claim(queue, lanes, [Seat("w", limit, 30)])
+    statement, arguments = recorder.said
+    return await explain(url, statement, *arguments, generic=generic)
+
+
+@pytest.mark.parametrize("generic", [False, True])
+@pytest.mark.parametrize("limit", [1, 100])
+async def test_a_claim_walks_its_lane_in_order_and_reads_little_more_than_it_takes(
+    filled: str, limit: int, generic: bool
+) -> None:
+    plan = await explain_claim(filled, "q1", ["noop"], limit, generic=generic)
+    assert "jobs_claimable" in plan.indexes, plan.text
+    assert "jobs" not in plan.sequential, plan.text
+    scan = next(node for node in plan.nodes if node.get("Index Name") == "jobs_claimable")
+    assert scan["Node Type"] == "Index Scan"
+    assert scan["Actual Rows"] * scan["Actual Loops"] == limit, plan.text
+    assert not any(node["Node Type"] == "Sort" and node["Actual Rows"] > limit for node in plan.nodes), (
+        plan.text
+    )
+
+
+async def test_a_claim_over_several_lanes_and_bands_stays_in_the_index(filled: str) -> None:
+    plan = await explain_claim(filled, "q2", ["noop", "llm|||a", "llm|||b"], 50, 12, 6, 0, generic=True)
+    assert "jobs_claimable" in plan.indexes, plan.text
+    assert "jobs" not in plan.sequential, plan.text
+    scans = [node for node in plan.nodes if node.get("Index Name") == "jobs_claimable"]
+    assert 0 < sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= 51, plan.text
+
+
+async def test_the_heads_are_found_by_one_probe_per_lane(filled: str) -> None:
+    plan = await explain(filled, HEADS)
+    assert "jobs_claimable" in plan.indexes, plan.text
+    assert "jobs" not in plan.sequential, plan.text
+    # 15 lanes with work among 270,000 rows.
+    scans = [node for node in plan.nodes if node.get("Index Name") == "jobs_claimable"]
+    assert sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= 16, plan.text
+    assert plan.pages < 200, plan.text
+
+
+@pytest.mark.parametrize(
+    ("statement", "arguments", "index"),
+    [
+        (RESCUE, (500,), "jobs_live"),
+        (EXPIRE, (500,), "jobs_deadline"),
+        (END_GRACE, (500, 10.0), "jobs_live"),
+        (PROMOTE, (1000,), "jobs_waiting"),
+        (NEXT_DUE, (), "jobs_waiting"),
+    ],
+    ids=["rescue", "expire", "end_grace", "promote", "next_due"],
+)
+@pytest.mark.parametrize("generic", [False, True])
+async def test_what_time_does_is_found_by_its_own_index(
+    filled: str, statement: str, arguments: tuple[object, ...], index: str, generic: bool
+) -> None:
+    plan = await explain(filled, statement, *arguments, generic=generic)
+    assert index in plan.indexes, plan.text
+    assert "jobs" not in plan.sequential, plan.text
+    scan = next(node for node in plan.nodes if node.get("Index Name") == index)
+    read = scan["Actual Rows"] * scan["Actual Loops"] + scan.get("Rows Removed by Filter", 0)
+    assert read <= 600, plan.text
+
+
+async def test_a_heartbeat_touches_its_own_rows_only(filled: str) -> None:
+    ids = [made_id(n, 5) for n in range(1, 65)]
+    plan = await explain(filled, HEARTBEAT, ids, ["t"] * 64, [30.0] * 64, generic=True)
+    assert "jobs" not in plan.sequential, plan.text
+
+
+async def test_one_job_is_read_by_its_key_and_its_position_by_the_claims_index(filled: str) -> None:
+    plan = await explain(filled, GET, made_id(5, 3), "default", generic=True)
+    assert plan.sequential == [], plan.text
+    plan = await explain(filled, POSITION, "q1", "noop", 3, datetime.now(UTC), "0" * 26, generic=True)
+    assert plan.indexes == {"jobs_claimable"}, plan.text
+
+
+@pytest.mark.parametrize(
+    ("wanted", "indexes"),
+    [
+        (Filter(), {"jobs_pkey"}),
+        (Filter(before=made_id(100_000)), {"jobs_pkey"}),
+        (Filter(queue="q3"), {"jobs_pkey", "jobs_by_queue"}),
+        (Filter(queue="never-used"), {"jobs_by_queue"}),
+        (Filter(states=["queued"]), {"jobs_live", "jobs_pkey"}),
+        (Filter(states=["working"]), {"jobs_live"}),
+        (Filter(states=["failed"]), {"jobs_troubled"}),
+        (Filter(states=["done"]), {"jobs_pkey"}),
+        (Filter(metadata={"user": "u100"}), {"jobs_metadata", "jobs_pkey"}),
+        (Filter(metadata={"user": "nobody"}), {"jobs_metadata"}),
+        (Filter(since=datetime(2020, 1, 1, tzinfo=UTC)), {"jobs_pkey"}),
+    ],
+    ids=lambda value: None if isinstance(value, set) else str({k: v for k, v in _given(value).items() if v}),
+)
+async def test_lists_use_an_index_for_every_filter(filled: str, wanted: Filter, indexes: set[str]) -> None:
+    statement, arguments = list_statement(wanted, "default", 51)
+    plan = await explain(filled, statement, *arguments)
+    assert plan.sequential == [], plan.text
+    assert plan.indexes
+    assert plan.indexes <= indexes, plan.text
+    assert plan.pages < 2500, plan.text
+
+
+def _given(wanted: Filter) -> dict[str, object]:
+    return {name: getattr(wanted, name) for name in Filter.__dataclass_fields__}
+
+
+def test_the_ids_of_the_filled_table_lie_before_any_real_one() -> None:
+    """Or the lists above would not walk over what they are meant to."""
+    assert made_id(1_000_000) < id_floor(datetime(2020, 1, 1, tzinfo=UTC))

@@ -1,0 +1,128 @@
+"""Reading jobs: by filter, newest first; positions; where each job's log stands."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from ulid import ULID
+
+from app.store.database import Database
+from app.store.read import (
+    POSITION_LIMIT,
+    Filter,
+    get_job,
+    know_queues,
+    list_jobs,
+    list_statement,
+    moved_past,
+    queue_position,
+)
+from app.store.steer import cancel
+from tests.store.making import TENANT, claim_one, job, put, put_one, row_of, running
+
+
+async def listed(database: Database, limit: int = 100, tenant: str = TENANT, **wanted: Any) -> list[str]:
+    return [row["id"] for row in await list_jobs(database, Filter(**wanted), tenant, limit)]
+
+
+async def test_a_job_is_read_by_its_own_tenant_only(database: Database) -> None:
+    job_id = await put_one(database)
+    assert (await get_job(database, job_id, TENANT)) is not None
+    assert (await get_job(database, job_id, "acme")) is None
+    assert (await get_job(database, "0" * 26, TENANT)) is None
+
+
+async def test_lists_are_newest_first_and_stop_at_the_limit(database: Database) -> None:
+    ids = [await put_one(database) for _ in range(5)]
+    await put_one(database, tenant="acme")
+    assert await listed(database) == ids[::-1]
+    assert await listed(database, 2) == ids[:2:-1]
+    assert await listed(database, 2, before=ids[3]) == ids[2:0:-1]
+
+
+async def test_each_filter_filters_and_they_add_up(database: Database) -> None:
+    a = await put_one(database, queue="q1", kind="report", model="m", metadata='{"user":"ann","team":"x"}')
+    b = await put_one(database, queue="q1", kind="noop", metadata='{"user":"bob","team":"x"}')
+    c = await put_one(database, queue="q2", kind="report", lane="c")
+    await cancel(database, c, TENANT, None)
+    assert await listed(database, queue="q1") == [b, a]
+    assert await listed(database, kind="report") == [c, a]
+    assert await listed(database, model="m") == [a]
+    assert await listed(database, states=["cancelled"]) == [c]
+    assert await listed(database, states=["cancelled", "queued"]) == [c, b, a]
+    assert await listed(database, metadata={"team": "x"}) == [b, a]
+    assert await listed(database, metadata={"team": "x", "user": "ann"}) == [a]
+    assert await listed(database, metadata={"user": "nobody"}) == []
+    assert await listed(database, queue="q1", kind="noop", states=["queued"], metadata={"user": "bob"}) == [b]
+    assert await listed(database, queue="q2", states=["queued"]) == []
+
+
+async def test_since_and_until_cut_by_the_moment_of_submission(database: Database) -> None:
+    moments = [datetime(2030, 1, day, tzinfo=UTC) for day in (1, 2, 3)]
+    ids = [str(ULID.from_datetime(moment)) for moment in moments]
+    await put(database, *(job(id=each) for each in ids))
+    assert await listed(database, since=moments[1]) == [ids[2], ids[1]]
+    assert await listed(database, until=moments[1]) == [ids[0]]
+    assert await listed(database, since=moments[1], until=moments[2]) == [ids[1]]
+    assert await listed(database, since=moments[2] + timedelta(milliseconds=1)) == []
+    assert (
+        await listed(database, since=datetime(1, 1, 1, tzinfo=UTC), until=datetime.max.replace(tzinfo=UTC))
+        == ids[::-1]
+    )
+
+
+@pytest.mark.parametrize("evil", ["' OR 1=1 --", "$1", "%s", "{}", "\\'; DROP TABLE jobs"])
+async def test_values_travel_as_parameters_only(database: Database, evil: str) -> None:
+    job_id = await put_one(database, model=evil)
+    statement, arguments = list_statement(Filter(model=evil, queue=evil, metadata={evil: evil}), TENANT, 5)
+    assert evil not in statement.replace("${", "") or evil == "$1"
+    assert evil in arguments
+    assert await listed(database, model=evil) == [job_id]
+    assert await listed(database, queue=evil, metadata={evil: evil}) == []
+
+
+async def test_the_position_counts_who_goes_first(database: Database) -> None:
+    first, second, better, other_lane, _scheduled = [
+        await put_one(database, **fields)
+        for fields in ({}, {}, {"priority": 1}, {"lane": "b"}, {"delay_seconds": 60})
+    ]
+    rows = [await row_of(database, job_id) for job_id in (better, first, second, other_lane)]
+    assert [await queue_position(database, row) for row in rows] == [1, 2, 3, 1]
+
+
+async def test_what_is_not_claimable_has_no_position(database: Database) -> None:
+    scheduled = await put_one(database, delay_seconds=60)
+    loading, _ = await running(database)
+    for job_id in (scheduled, loading):
+        assert await queue_position(database, await row_of(database, job_id)) is None
+
+
+async def test_a_position_far_back_is_counted_to_a_bound_only(database: Database) -> None:
+    await database.execute(
+        "INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, ready_at) "
+        "SELECT lpad(n::text, 26, '0'), 'default', 'default', 'noop', 'noop', 'queued', '{}', now() "
+        "FROM generate_series(1, $1::int) n",
+        POSITION_LIMIT + 5,
+    )
+    last = await put_one(database)
+    assert await queue_position(database, await row_of(database, last)) == POSITION_LIMIT + 1
+
+
+async def test_a_job_has_moved_past_what_was_seen_of_it_or_is_gone(database: Database) -> None:
+    queued = await put_one(database, lane="b")
+    claimed = await put_one(database)
+    await claim_one(database, claimed)
+    assert await moved_past(database, {queued: 1, claimed: 2}) == []
+    seen = {queued: 0, claimed: 1, "0" * 26: 7}
+    assert sorted(await moved_past(database, seen)) == sorted(seen)
+    assert await moved_past(database, {queued: 1, claimed: 1}) == [claimed]
+
+
+async def test_queues_are_remembered_once(database: Database) -> None:
+    await know_queues(database, ["b", "a"])
+    await know_queues(database, ["a", "c"])
+    assert [row["name"] for row in await database.fetch("SELECT name FROM queues ORDER BY name")] == [
+        "a",
+        "b",
+        "c",
+    ]

@@ -1,0 +1,230 @@
+"""/targets and /usage over HTTP, and what happens when targets come, change and go."""
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.config import SettingsError
+from app.targets.config import from_environment
+from app.targets.wake import magic_packet
+from tests.conftest import Server, wait_until
+from tests.fakes import FakeOllama
+
+HELLO = [{"role": "user", "content": "Hello, world"}]
+KEY = {"FOREMAN_SECRET_KEY": "a passphrase for the tests"}
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakeOllama]:
+    with FakeOllama() as running:
+        yield running
+
+
+def put(server: Server, name: str, **fields: object) -> httpx.Response:
+    return httpx.put(f"{server.url}/targets/{name}", json=fields)
+
+
+def get(server: Server, name: str) -> dict:
+    return httpx.get(f"{server.url}/targets/{name}").json()
+
+
+def submit(server: Server, **more: object) -> str:
+    return httpx.post(f"{server.url}/jobs", json={"model": "llama3.2", "messages": HELLO, **more}).json()[
+        "job_id"
+    ]
+
+
+def job(server: Server, job_id: str, wait: float = 0) -> dict:
+    return httpx.get(f"{server.url}/jobs/{job_id}", params={"wait": wait}, timeout=60).json()
+
+
+def test_a_target_is_made_used_changed_and_removed(
+    make_server: Callable[..., Server], fake: FakeOllama
+) -> None:
+    server = make_server(**KEY)
+    assert [each["name"] for each in httpx.get(f"{server.url}/targets").json()["targets"]] == ["echo"]
+    assert httpx.get(f"{server.url}/api/tags").json()["models"][0]["name"] == "echo"
+
+    made = put(server, "laptop", url=fake.url, slots=2, token="secret", tags=["gpu"])
+    assert made.status_code == 201
+    assert "secret" not in made.text
+    wait_until(lambda: get(server, "laptop")["state"] == "awake")
+    target = get(server, "laptop")
+    assert (target["slots"], target["has_token"], target["origin"]) == (2, True, "api")
+    assert "llama3.2:latest" in target["models"]
+    assert job(server, submit(server), 20)["target"] == "laptop"
+    assert [each["name"] for each in httpx.get(f"{server.url}/targets").json()["targets"]] == ["laptop"]
+
+    # A change that does not speak of the token keeps it.
+    assert put(server, "laptop", url=fake.url, slots=3).status_code == 200
+    assert get(server, "laptop")["has_token"] is True
+    assert put(server, "laptop", url=fake.url, token=None).json()["has_token"] is False
+
+    assert httpx.delete(f"{server.url}/targets/laptop").status_code == 204
+    assert httpx.get(f"{server.url}/targets/laptop").status_code == 404
+    assert httpx.delete(f"{server.url}/targets/laptop").status_code == 404
+    assert [each["name"] for each in httpx.get(f"{server.url}/targets").json()["targets"]] == ["echo"]
+
+
+def test_the_token_goes_to_the_target_and_lies_sealed_in_the_table(
+    make_server: Callable[..., Server], database_url: str
+) -> None:
+    import asyncio
+
+    import asyncpg
+
+    seen: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = make_server(**KEY)
+        put(server, "guarded", url=f"http://127.0.0.1:{listener.getsockname()[1]}", token="tell-nobody")
+        connection, _ = listener.accept()
+        with connection:
+            seen.append(connection.recv(65536))
+
+    async def sealed() -> bytes:
+        connection = await asyncpg.connect(database_url)
+        try:
+            return bytes(await connection.fetchval("SELECT token FROM targets WHERE name = 'guarded'"))
+        finally:
+            await connection.close()
+
+    assert b"authorization: Bearer tell-nobody" in seen[0]
+    assert b"tell-nobody" not in asyncio.run(sealed())
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({}, "url"),
+        ({"url": "ftp://x"}, "url"),
+        ({"url": "http://x", "slots": 0}, "slots"),
+        ({"url": "http://x", "dialect": "klingon"}, "dialect"),
+        ({"url": "http://x", "colour": "red"}, "colour"),
+        ({"url": "http://x", "wake": {}}, "wake"),
+        ({"url": "http://x", "wake": {"mac": "nonsense"}}, "wake"),
+        ({"url": "http://x", "wake": {"mac": "aa:bb:cc:dd:ee:ff", "url": "http://y"}}, "wake"),
+    ],
+)
+def test_wrong_fields_are_named(server: Server, fields: dict, named: str) -> None:
+    refused = httpx.put(f"{server.url}/targets/some", json=fields)
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["field"] == named
+
+
+def test_a_target_of_the_settings_cannot_be_changed_over_http(
+    make_server: Callable[..., Server], fake: FakeOllama
+) -> None:
+    server = make_server(FOREMAN_OLLAMA_URL=fake.url)
+    assert put(server, "default", url="http://elsewhere").status_code == 409
+    assert httpx.delete(f"{server.url}/targets/default").status_code == 409
+
+
+def test_targets_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "targets.toml"
+    file.write_text(
+        """
+        [targets.gpu]
+        url = "http://10.0.0.5:11434/"
+        slots = 2
+        wake = { mac = "aa:bb:cc:dd:ee:ff", address = "10.0.0.255" }
+
+        [targets.llamacpp]
+        url = "http://localhost:8000/v1"
+        dialect = "openai"
+        token = "sk-x"
+        """
+    )
+    gpu, llamacpp = from_environment(None, 4, file)
+    assert (gpu.url, gpu.slots, gpu.wake.address) == ("http://10.0.0.5:11434", 2, "10.0.0.255")
+    assert (llamacpp.url, llamacpp.dialect, llamacpp.token) == ("http://localhost:8000", "openai", "sk-x")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense",
+        "[other]\nx=1",
+        "[targets.a]\nslots=1",
+        "[targets.a]\nurl='http://x'\nslot=1",
+        "[targets.echo]\nurl='http://x'",
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "targets.toml"
+    file.write_text(text)
+    with pytest.raises(SettingsError, match="FOREMAN_TARGETS"):
+        from_environment(None, 4, file)
+
+
+def test_a_magic_packet_is_what_network_cards_wait_for() -> None:
+    packet = magic_packet("AA-bb-cc-dd-ee-ff")
+    assert packet == b"\xff" * 6 + bytes.fromhex("aabbccddeeff") * 16
+
+
+def test_a_sleeping_target_is_sent_a_magic_packet_once_somebody_waits_for_it(
+    make_server: Callable[..., Server],
+) -> None:
+    server = make_server(**KEY)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as network:
+        network.bind(("127.0.0.1", 0))
+        network.settimeout(15)
+        wake = {"mac": "aa:bb:cc:dd:ee:ff", "address": "127.0.0.1", "port": network.getsockname()[1]}
+        put(server, "laptop", url="http://127.0.0.1:9", wake=wake)
+        wait_until(lambda: get(server, "laptop")["state"] == "asleep")
+        job_id = submit(server)
+        assert network.recv(200) == magic_packet("aa:bb:cc:dd:ee:ff")
+        assert job(server, job_id)["reason"] == "target_asleep"
+
+
+def test_a_wake_address_that_cannot_be_reached_is_a_recorded_warning(
+    make_server: Callable[..., Server],
+) -> None:
+    server = make_server(**KEY)
+    put(server, "laptop", url="http://127.0.0.1:9", wake={"url": "http://127.0.0.1:1/wake"})
+    submit(server)
+    wait_until(lambda: (get(server, "laptop")["warning"] or "").startswith("wake:"), 15)
+
+
+def test_a_job_for_a_removed_target_is_not_left_behind(
+    make_server: Callable[..., Server], fake: FakeOllama
+) -> None:
+    server = make_server(**KEY)
+    put(server, "laptop", url="http://127.0.0.1:9")
+    put(server, "desktop", url=fake.url)
+    pinned, free = submit(server, target="laptop"), submit(server, model="nowhere")
+    wait_until(lambda: job(server, pinned)["reason"] == "target_asleep")
+    wait_until(lambda: job(server, free)["reason"] == "target_asleep")
+    httpx.delete(f"{server.url}/targets/laptop")
+    assert job(server, pinned, 20)["error"]["code"] == "model_not_found"
+    assert job(server, free, 20)["error"]["code"] == "model_not_found"
+
+
+def test_usage_is_summed_by_model_and_day(make_server: Callable[..., Server], fake: FakeOllama) -> None:
+    server = make_server(FOREMAN_OLLAMA_URL=fake.url)
+    jobs = [submit(server) for _ in range(3)]
+    used = [job(server, job_id, 20)["usage"] for job_id in jobs]
+
+    def sums() -> dict:
+        (found,) = httpx.get(f"{server.url}/usage").json()["usage"]
+        return found
+
+    expected = sum(each["completion_tokens"] for each in used)
+    assert (sums()["model"], sums()["jobs"], sums()["completion_tokens"]) == ("llama3.2", 3, expected)
+    import asyncio
+
+    import asyncpg
+
+    async def booked() -> int:
+        connection = await asyncpg.connect(server.database_url)
+        try:
+            return int(await connection.fetchval("SELECT coalesce(sum(jobs), 0) FROM usage_days"))
+        finally:
+            await connection.close()
+
+    wait_until(lambda: asyncio.run(booked()) == 3, 15)
+    assert (sums()["jobs"], sums()["completion_tokens"]) == (3, expected)
+    assert httpx.get(f"{server.url}/usage", params={"model": "other"}).json()["usage"] == []
+    assert httpx.get(f"{server.url}/usage", params={"since": "yesterday"}).status_code == 422

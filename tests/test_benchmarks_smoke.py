@@ -1,0 +1,223 @@
+"""The benchmark harness still runs and counts honestly. How fast anything is, is not a test's business."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import Aim, Benchmark, Metric, Results, System, run_interleaved
+from benchmarks.http_load import load
+from benchmarks.lab import QUICK, Lab
+from benchmarks.measuring import closed_loop, departures, percentile
+
+ROOT = Path(__file__).resolve().parent.parent
+RATE = Metric("per_second", "jobs/s", "higher")
+DELAY = Metric("p50_ms", "p50 ms", "lower")
+
+
+@pytest.mark.timeout(240)
+def test_a_quick_run_brings_numbers_out_of_every_benchmark(tmp_path):
+    numbers = tmp_path / "numbers.json"
+    own_systems = ["foreman", "bare route", "raw inserts"]
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--json", numbers]
+
+    done = subprocess.run(
+        command + [word for system in own_systems for word in ("--only", system)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    measured = json.loads(numbers.read_text())["benchmarks"]
+    for system in own_systems:
+        assert measured["enqueue"]["medians"][system]["per_second"] > 0
+    assert measured["enqueue"]["ratios"]["bare route"]["per_second"] > 0
+    assert measured["drain"]["medians"]["foreman"]["finished"] == QUICK.drain_jobs
+    assert measured["workers"]["medians"]["foreman"]["finished"] == QUICK.drain_jobs
+    assert measured["replay"]["medians"]["foreman"]["per_second"] > 0
+    assert measured["latency"]["medians"]["foreman"]["p50_ms"] > 0
+    assert measured["passthrough"]["medians"]["foreman"]["ttft_p50_ms_1"] > 70
+
+
+def test_an_unknown_benchmark_is_refused_with_the_names_there_are():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", "speed"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 2
+    for name in (
+        "enqueue",
+        "drain",
+        "latency",
+        "workers",
+        "webhooks",
+        "passthrough",
+        "relay",
+        "fanout",
+        "streams",
+    ):
+        assert name in done.stderr
+
+
+@asynccontextmanager
+async def answering(answer: Callable[[asyncio.StreamWriter], None]) -> AsyncIterator[tuple[int, list[bytes]]]:
+    """A server that reads whole requests, keeps their bodies and lets `answer` write the responses."""
+    bodies: list[bytes] = []
+    connections: set[asyncio.Task[None] | None] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(asyncio.current_task())
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"Content-Length: (\d+)", head)
+                assert length is not None
+                bodies.append(await reader.readexactly(int(length[1])))
+                answer(writer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], bodies
+    finally:
+        server.close()
+        await asyncio.gather(*(connection for connection in connections if connection is not None))
+
+
+async def short_load(port: int):
+    return await load(
+        port=port,
+        path="/jobs",
+        body='{"kind":"noop"}',
+        expected_status=202,
+        connections=3,
+        warmup=0.05,
+        seconds=0.2,
+        server_pid=-1,
+    )
+
+
+async def test_the_load_generator_counts_answers_that_arrive_in_pieces_once():
+    def in_pieces(writer: asyncio.StreamWriter) -> None:
+        for piece in (b"HTTP/1.1 202 Accepted\r\nConte", b"nt-Length: 4\r\n", b"\r\nab", b"cd"):
+            writer.write(piece)
+
+    async with answering(in_pieces) as (port, bodies):
+        numbers = await short_load(port)
+
+    assert 0 < numbers["per_second"] * 0.2 <= len(bodies)
+    assert set(bodies) == {b'{"kind":"noop"}'}
+
+
+async def test_a_refusal_is_an_error_and_not_a_fast_answer():
+    def busy(writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n\r\nbusy")
+
+    async with answering(busy) as (port, _):
+        with pytest.raises(RuntimeError, match="expected 202, got 503"):
+            await short_load(port)
+
+
+async def test_only_calls_that_end_inside_the_window_count():
+    ended = 0
+
+    async def call() -> None:
+        nonlocal ended
+        await asyncio.sleep(0.01)
+        ended += 1
+
+    numbers = await closed_loop([call] * 4, warmup=0.1, seconds=0.2)
+
+    assert 4 <= numbers["per_second"] * 0.2 < ended
+    assert numbers["p50_ms"] >= 10
+
+
+def test_departures_keep_the_rate_and_their_order():
+    moments = departures(rate=50, seconds=10)
+
+    assert len(moments) == 500
+    assert moments == sorted(moments)
+    assert moments[0] >= 0
+    assert moments[-1] <= 10
+
+
+def test_a_percentile_is_a_value_that_was_seen():
+    assert percentile([4, 1, 3, 2], 0.5) == 3
+    assert percentile(range(100), 0.99) == 99
+    with pytest.raises(ValueError, match="no values"):
+        percentile([], 0.5)
+
+
+def results_of(*rounds: dict[str, float]) -> Results:
+    async def never(_: Lab) -> dict[str, float]:
+        raise AssertionError
+
+    benchmark = Benchmark("b", "?", (RATE, DELAY), (System("ours", never), System("theirs", never)))
+    measured = [{name: {"per_second": rate} for name, rate in numbers.items()} for numbers in rounds]
+    return Results(benchmark, rounds=measured)
+
+
+def test_ratios_are_taken_within_a_round():
+    results = results_of({"ours": 10, "theirs": 5}, {"ours": 30, "theirs": 10}, {"ours": 8, "theirs": 8})
+
+    assert results.ratios("theirs", "per_second") == [2, 3, 1]
+    assert results.median("ours", "per_second") == 10
+
+
+def test_a_round_in_which_one_was_missing_makes_no_ratio():
+    results = results_of({"ours": 10}, {"theirs": 5}, {"ours": 9, "theirs": 3})
+
+    assert results.ratios("theirs", "per_second") == [3]
+    assert results.ratios("theirs", "p50_ms") == []
+
+
+def test_an_aim_knows_which_way_is_better():
+    benchmark = results_of().benchmark
+
+    assert benchmark.reached(Aim("theirs", "per_second", 0.4), 0.5)
+    assert not benchmark.reached(Aim("theirs", "per_second", 0.4), 0.3)
+    assert benchmark.reached(Aim("theirs", "p50_ms", 1.0), 0.5)
+    assert not benchmark.reached(Aim("theirs", "p50_ms", 1.0), 1.5)
+
+
+async def test_systems_take_turns_and_one_that_fails_leaves_the_others_their_numbers(tmp_path):
+    turns: list[str] = []
+
+    def system(name: str, *, fails: bool = False) -> System:
+        async def run_once(_: Lab) -> dict[str, float]:
+            turns.append(name)
+            if fails:
+                raise RuntimeError("out of order")
+            return {"per_second": 1.0}
+
+        return System(name, run_once)
+
+    benchmark = Benchmark("b", "?", (RATE,), (system("a"), system("b", fails=True), system("c")))
+    results = Results(benchmark)
+    await run_interleaved(results, Lab("", QUICK, tmp_path), rounds=2, announce=lambda _: None)
+
+    assert turns == ["a", "b", "c", "a", "c"]
+    assert results.failures == {"b": "RuntimeError: out of order"}
+    assert results.values("c", "per_second") == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("peer", ["pgqueuer", "procrastinate"])
+def test_a_peer_is_pinned_to_exact_versions_and_nothing_else(peer):
+    lines = (ROOT / "benchmarks" / "peers" / f"{peer}.txt").read_text().splitlines()
+
+    assert any(line.startswith(f"{peer}==") for line in lines)
+    for line in lines:
+        assert re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][0-9A-Za-z.+]*", line)

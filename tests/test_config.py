@@ -1,0 +1,207 @@
+"""Settings: read once, checked all together, every wrong or unknown one named; and every one documented."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from app.cli.serve import ENVIRONMENT_ONLY
+from app.config import PREFIX, Settings, SettingsError, is_loopback, load_settings
+from tests.conftest import ROOT
+
+OPERATORS_PAGE = ROOT / "docs" / "operators.md"
+
+
+def problems(**environment: str) -> list[str]:
+    with pytest.raises(SettingsError) as caught:
+        load_settings(environment)
+    return str(caught.value).splitlines()
+
+
+def test_the_defaults_are_those_of_the_specification() -> None:
+    settings = load_settings({})
+    assert settings.database_url is None
+    assert settings.data_dir == Path(".foreman")
+    assert (settings.host, settings.port, settings.role, settings.processes) == ("127.0.0.1", 8080, "all", 1)
+    assert (settings.lease_seconds, settings.sweep_seconds) == (30, 5)
+    assert (settings.cancel_grace_seconds, settings.shutdown_grace_seconds) == (10, 20)
+    assert (settings.max_body_bytes, settings.max_json_depth) == (16 * 1024 * 1024, 64)
+
+
+def test_the_environment_is_read_and_flags_win() -> None:
+    environment = {
+        "FOREMAN_PORT": "9000",
+        "FOREMAN_LEASE_SECONDS": "1.5",
+        "FOREMAN_ROLE": "worker",
+        "PATH": "x",
+    }
+    settings = load_settings(environment)
+    assert (settings.port, settings.lease_seconds, settings.role) == (9000, 1.5, "worker")
+    assert load_settings(environment, port=9001, role=None).port == 9001
+    assert load_settings(environment, port=9001, role=None).role == "worker"
+
+
+def test_only_the_environment_that_is_handed_in_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FOREMAN_PORT", "9000")
+    assert load_settings({}).port == 8080
+    assert load_settings().port == 9000
+
+
+def test_an_empty_variable_is_none() -> None:
+    assert load_settings({"FOREMAN_PORT": "", "FOREMAN_DATABASE_URL": ""}).port == 8080
+
+
+def test_the_clients_own_variables_are_no_settings_of_the_server() -> None:
+    load_settings({"FOREMAN_URL": "http://x", "FOREMAN_API_KEY": "k"})
+
+
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        ("FOREMAN_PROT", "FOREMAN_PORT"),
+        ("FOREMAN_LEASE_SECOND", "FOREMAN_LEASE_SECONDS"),
+        ("FOREMAN_DATABASE", "FOREMAN_DATABASE_URL"),
+        ("FOREMAN_WORKERS_SLOTS", "FOREMAN_WORKER_SLOTS"),
+        ("FOREMAN_SHUTDOWN_GRACE", "FOREMAN_SHUTDOWN_GRACE_SECONDS"),
+    ],
+)
+def test_an_unknown_setting_is_named_with_the_nearest_one(given: str, nearest: str) -> None:
+    [problem] = problems(**{given: "1"})
+    assert problem == f"{given} is not a setting; did you mean {nearest}?"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("FOREMAN_PORT", "abc"),
+        ("FOREMAN_PORT", "70000"),
+        ("FOREMAN_PORT", "-1"),
+        ("FOREMAN_ROLE", "boss"),
+        ("FOREMAN_LEASE_SECONDS", "0"),
+        ("FOREMAN_LEASE_SECONDS", "nan"),
+        ("FOREMAN_PROCESSES", "0"),
+        ("FOREMAN_MAX_BODY_BYTES", "16MB"),
+        ("FOREMAN_DATABASE_URL", "mysql://x"),
+        ("FOREMAN_LOG_LEVEL", "loud"),
+        ("FOREMAN_HOST", "0.0.0.0"),
+        ("FOREMAN_HOST", "::"),
+        ("FOREMAN_HOST", "192.168.1.5"),
+        ("FOREMAN_HOST", "example.org"),
+    ],
+)
+def test_a_wrong_setting_is_named(name: str, value: str) -> None:
+    [problem] = problems(**{name: value})
+    assert problem.startswith(f"{name}: ")
+    assert len(problem) > len(name) + 10
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    said = problems(FOREMAN_PORT="x", FOREMAN_NONSENSE="1", FOREMAN_ROLE="boss", FOREMAN_LEASE="2")
+    assert {line.split(":")[0].split(" ")[0] for line in said} == {
+        "FOREMAN_PORT",
+        "FOREMAN_NONSENSE",
+        "FOREMAN_ROLE",
+        "FOREMAN_LEASE",
+    }
+
+
+def test_a_value_is_never_repeated_for_it_may_be_a_secret() -> None:
+    assert "hunter2" not in "".join(problems(FOREMAN_DATABASE_URL="mysql://u:hunter2@h/d"))
+    assert "hunter2" not in repr(load_settings({"FOREMAN_SECRET_KEY": "hunter2" * 10}))
+
+
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.9.9.9", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("0.0.0.0", False),
+        ("::", False),
+        ("10.0.0.1", False),
+        ("127.0.0.1.example.org", False),
+        ("", False),
+    ],
+)
+def test_what_counts_as_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_settings_do_not_change_once_read() -> None:
+    settings = load_settings({})
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.port = 1  # type: ignore[misc]
+
+
+def test_every_setting_says_what_it_means() -> None:
+    for name, field in Settings.model_fields.items():
+        assert field.description, name
+
+
+# -- as a process ----------------------------------------------------------------------------------------
+
+
+def foreman(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    return subprocess.run(
+        [sys.executable, "-m", "app", *arguments],
+        cwd=ROOT,
+        env={**clean, "COLUMNS": "200", **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_wrong_setting_ends_the_server_with_2_and_one_line_each() -> None:
+    ended = foreman("serve", FOREMAN_PROT="1", FOREMAN_HOST="0.0.0.0")
+    assert ended.returncode == 2
+    assert "FOREMAN_PROT is not a setting; did you mean FOREMAN_PORT?" in ended.stderr
+    assert "FOREMAN_HOST: must be a loopback address" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert all(line.startswith("foreman: ") for line in ended.stderr.splitlines())
+
+
+def test_a_wrong_flag_ends_the_server_with_2() -> None:
+    assert foreman("serve", "--lease-seconds", "0").returncode == 2
+    ended = foreman("serve", "--prot", "1")
+    assert ended.returncode == 2
+    assert "--port" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("FOREMAN_OUTBOUND_ALLOW", "10.0.0.0/99"), ("FOREMAN_TARGETS", "/no/such/file.toml")]
+)
+def test_a_setting_that_is_found_wrong_later_ends_with_2_too(name: str, value: str) -> None:
+    ended = foreman("serve", **{name: value})
+    assert ended.returncode == 2, ended.stderr
+    assert name in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_every_setting_but_secrets_is_a_flag_of_serve() -> None:
+    text = foreman("serve", "--help").stdout
+    for name in Settings.model_fields:
+        flag = f"--{name.replace('_', '-')} "
+        assert (flag in text) is (name not in ENVIRONMENT_ONLY), name
+
+
+# -- the page for operators ------------------------------------------------------------------------------
+
+
+def test_every_setting_is_documented_with_its_default_and_no_other_is() -> None:
+    rows = dict(
+        re.findall(r"^\| `(FOREMAN_[A-Z_]+)` \| ([^|]*) \|", OPERATORS_PAGE.read_text(), re.MULTILINE)
+    )
+    assert set(rows) == {f"{PREFIX}{name.upper()}" for name in Settings.model_fields}
+    for name, field in Settings.model_fields.items():
+        said = rows[f"{PREFIX}{name.upper()}"].strip()
+        expected = "" if field.default in {None, ""} else f"`{field.default}`"
+        assert said == expected, name
