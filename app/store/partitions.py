@@ -34,12 +34,18 @@ class Renewal:
 
 async def renew(database: Database, table: str, keep_days: int) -> Renewal | None:
     """Make the days to come and drop those that are over; None when another replica is at it."""
-    renewal = Renewal()
+    # The lock lives as long as this transaction, which itself touches nothing: each day is made or dropped in one
+    # of its own, so that a table's lock is given back at once.
     async with database.transaction() as connection:
         if not await connection.fetchval(ONE_AT_A_TIME):
             return None
         today: date = await connection.fetchval(TODAY)
         days = {_day(row["relname"]) for row in await connection.fetch(DAYS, table)}
+        return await _renew(database, table, days, today, keep_days)
+
+
+async def _renew(database: Database, table: str, days: set[date], today: date, keep_days: int) -> Renewal:
+    renewal = Renewal()
     first = today - timedelta(days=keep_days)
     for day in (today + timedelta(days=n) for n in range(DAYS_AHEAD + 1)):
         if day not in days:
@@ -91,11 +97,13 @@ async def _try(database: Database, statements: str) -> bool:
             asyncpg.DeadlockDetectedError,
             # A row for that day already lies in the rest.
             asyncpg.CheckViolationError,
-            # Another replica was quicker.
+            # Somebody else was quicker: a person at the database, or a replica that has just lost its lock with
+            # its connection.
             asyncpg.DuplicateTableError,
             asyncpg.DuplicateObjectError,
             asyncpg.UndefinedTableError,
             asyncpg.UniqueViolationError,
+            asyncpg.WrongObjectTypeError,
         ):
             return False
     return True
