@@ -20,6 +20,7 @@ import pytest
 from app.store.database import Database
 from app.store.embedded import EmbeddedPostgres
 from app.store.migrate import migrate
+from tests.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = "template_foreman"
@@ -166,8 +167,8 @@ def server(make_server: MakeServer) -> Server:
 def wait_until(
     condition: Callable[[], object], seconds: float = 10, explain: Callable[[], str] | None = None
 ) -> None:
-    """Wait on a condition, with a deadline."""
-    ends = time.monotonic() + seconds
+    """Wait on a condition, with a deadline: as long as a quiet machine may need, times what a busy one may."""
+    ends = time.monotonic() + seconds * PATIENCE
     while not condition():
         if time.monotonic() > ends:
             raise AssertionError(explain() if explain else f"not within {seconds} s: {condition}")

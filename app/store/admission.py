@@ -370,9 +370,9 @@ SELECT asked.queue, asked.key,
         WHERE queue = asked.queue AND concurrency_key = asked.key AND state IN ('queued', 'loading', 'working')
         LIMIT asked.places
     ) AS counted) AS live,
-    (SELECT id || ':' || state FROM jobs
-     WHERE queue = asked.queue AND concurrency_key = asked.key AND {keys.HOLDS} AND state IN ('loading', 'working')
-     ORDER BY id LIMIT 1) AS active,
+    (SELECT id || ':' || state FROM (
+        SELECT id, state FROM jobs WHERE queue = asked.queue AND concurrency_key = asked.key AND {keys.HOLDS} OFFSET 0
+     ) AS holder WHERE state IN ('loading', 'working') ORDER BY id LIMIT 1) AS active,
     (SELECT max(id) FROM (
         SELECT id FROM jobs
         WHERE queue = asked.queue AND concurrency_key = asked.key AND state = 'queued' LIMIT 100
@@ -385,10 +385,16 @@ OLDEST = f"""
 SELECT asked.queue, asked.key, oldest.id, oldest.holds
 FROM unnest($1::text[], $2::text[], $3::int[]) AS asked (queue, key, wanted)
 CROSS JOIN LATERAL (
-    SELECT id, ({keys.HOLDS}) AS holds FROM jobs
-    WHERE queue = asked.queue AND concurrency_key = asked.key AND state = 'queued'
-    ORDER BY id LIMIT asked.wanted
-    FOR UPDATE SKIP LOCKED
+    SELECT held.* FROM (
+        SELECT id FROM (
+            SELECT id FROM jobs
+            WHERE queue = asked.queue AND concurrency_key = asked.key AND {keys.LIVES} AND state = 'queued' OFFSET 0
+        ) AS queued ORDER BY id
+    ) AS waiting
+    CROSS JOIN LATERAL (
+        SELECT id, ({keys.HOLDS}) AS holds FROM jobs WHERE id = waiting.id AND state = 'queued' FOR UPDATE SKIP LOCKED
+    ) AS held
+    LIMIT asked.wanted
 ) AS oldest
 ORDER BY oldest.id
 """
@@ -402,7 +408,7 @@ WITH skipped AS (
         queued_seconds = j.queued_seconds + date_part('epoch', now() - j.entered_at),
         seq = j.seq + 1, entered_at = now(), updated_at = now()
     FROM unnest($1::text[], $2::text[]) AS replaced (id, by)
-    WHERE j.id = replaced.id AND j.state = 'queued'
+    WHERE j.id = replaced.id AND j.id = ANY ($1::text[]) AND j.state = 'queued'
     RETURNING j.*, replaced.by
 )
 , moved AS (

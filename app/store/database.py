@@ -46,11 +46,14 @@ class Runner(Protocol):
 
 RETRY_AFTER_SECONDS = 2.0
 CONNECT_SECONDS = 5.0
+# A database that is only busy is waited for longer than one that does not answer.
+ACQUIRE_SECONDS = 15.0
 COMMAND_SECONDS = 30.0
 
 
 # Every statement is planned once: what the store asks again and again costs more to plan than to run. A plan that
-# was made while a table was empty must still be good when it is full: it goes by an index.
+# was made while a table was empty must still be good when it is full, so each is written such that the planner has
+# only one way: LATERAL … LIMIT 1, OFFSET 0 and = ANY (ARRAY(…)) are fences (see tests/store/test_first_plans.py).
 PLANNING = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
 
 
@@ -94,7 +97,7 @@ class Database:
         if self._pool is None:
             raise Unavailable("The database connection is closed.", retry_after=RETRY_AFTER_SECONDS)
         with translated():
-            async with self._pool.acquire(timeout=CONNECT_SECONDS) as connection:
+            async with self._pool.acquire(timeout=ACQUIRE_SECONDS) as connection:
                 yield connection
 
     @contextlib.asynccontextmanager

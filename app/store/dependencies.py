@@ -43,9 +43,9 @@ class Resolved:
 
 # A job that is gone without a trace is taken for one that failed.
 ENDED = """
-SELECT d.job_id, d.depends_on, coalesce(jobs.state, 'failed') AS state
-FROM dependencies d LEFT JOIN jobs ON jobs.id = d.depends_on
-WHERE d.depends_on = ANY ($1::text[]) AND (jobs.id IS NULL OR jobs.completed_at IS NOT NULL)
+SELECT d.job_id, d.depends_on, coalesce(job.state, 'failed') AS state
+FROM dependencies d LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = d.depends_on LIMIT 1) AS job ON true
+WHERE d.depends_on = ANY ($1::text[]) AND (job.id IS NULL OR job.completed_at IS NOT NULL)
 LIMIT 5000
 """
 # Those who wait for the same job are handled one after the other, so that the last one sees that it is the last.
@@ -100,9 +100,9 @@ def _fails(state: str, on_failure: str | None) -> bool:
 
 # What a crash left undone: dependencies on jobs that have ended. A bounded look from where the last one stopped.
 UNRESOLVED = """
-SELECT seen.depends_on, jobs.id IS NULL OR jobs.completed_at IS NOT NULL AS ended FROM (
+SELECT seen.depends_on, job.id IS NULL OR job.completed_at IS NOT NULL AS ended FROM (
     SELECT depends_on FROM dependencies WHERE depends_on > $1 ORDER BY depends_on LIMIT $2
-) AS seen LEFT JOIN jobs ON jobs.id = seen.depends_on
+) AS seen LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = seen.depends_on LIMIT 1) AS job ON true
 """
 
 

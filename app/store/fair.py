@@ -46,7 +46,8 @@ def _values(where: str, until: str = "") -> str:
 
 
 # Each (lane, value) in turn, beginning after the one that was served last. The quota makes one round of what is
-# asked for: with ten values and room for twenty, each gives two.
+# asked for: with ten values and room for twenty, each gives two. A value is asked for as a range of one and stands
+# first in the order, so that only the index that has it can give that order.
 DUE = f"""
 WITH turns AS MATERIALIZED (
     SELECT place.lane, value.fair_value, row_number() OVER () AS turn
@@ -66,8 +67,9 @@ WITH turns AS MATERIALIZED (
     SELECT found.id FROM turns CROSS JOIN quota CROSS JOIN LATERAL (
         SELECT id FROM jobs
         WHERE queue = $1 AND lane = turns.lane AND rank = $4 AND {_CLAIMABLE}
-          AND fair_value = turns.fair_value AND (deadline IS NULL OR deadline > now())
-        ORDER BY ready_at, id LIMIT quota.jobs
+          AND fair_value >= turns.fair_value AND fair_value <= turns.fair_value
+          AND (deadline IS NULL OR deadline > now())
+        ORDER BY fair_value, ready_at, id LIMIT quota.jobs
         FOR UPDATE SKIP LOCKED
     ) AS found
     WHERE NOT EXISTS (SELECT 1 FROM queues WHERE name = $1 AND paused_at IS NOT NULL)

@@ -26,6 +26,8 @@ Key = tuple[str, str]
 # Takes a place of its key. The same words as in the index, so that the planner knows it.
 HOLDS = """concurrency_key IS NOT NULL
           AND (state IN ('loading', 'working') OR (state = 'queued' AND ready_at IS NOT NULL))"""
+# Waits for its key or holds it; the words of another index.
+LIVES = "concurrency_key IS NOT NULL AND state IN ('queued', 'loading', 'working')"
 GATE = "key"
 # Moved at once for one key; a key that was opened wide is opened in steps.
 STEP = 500
@@ -71,8 +73,11 @@ WITH places AS MATERIALIZED (
 , too_many AS MATERIALIZED (
     SELECT last.id FROM places CROSS JOIN LATERAL (
         SELECT id FROM jobs
-        WHERE queue = places.queue AND concurrency_key = places.key
-          AND {HOLDS} AND state = 'queued' AND ready_at IS NOT NULL
+        WHERE id = ANY (ARRAY(
+            SELECT id FROM jobs WHERE queue = places.queue AND concurrency_key = places.key AND {HOLDS}
+              AND places.free < 0
+          ))
+          AND state = 'queued' AND ready_at IS NOT NULL
         ORDER BY rank, id DESC LIMIT greatest(-places.free, 0)
         FOR UPDATE SKIP LOCKED
     ) AS last
@@ -86,11 +91,12 @@ WITH places AS MATERIALIZED (
     FROM too_many WHERE j.id = too_many.id RETURNING j.id
 )
 SELECT places.queue, places.key, lanes.lanes,
-    places.free > coalesce(lanes.jobs, 0) AND EXISTS (
-        SELECT 1 FROM jobs
+    places.free > coalesce(lanes.jobs, 0) AND (
+        SELECT true FROM jobs
         WHERE queue = places.queue AND gate = '{GATE}' AND concurrency_key = places.key AND state = 'queued'
           AND id NOT IN (SELECT id FROM following)
-    ) AS unfinished
+        LIMIT 1
+    ) IS NOT NULL AS unfinished
 FROM places LEFT JOIN (
     SELECT queue, concurrency_key, array_agg(DISTINCT lane) AS lanes, count(*) AS jobs
     FROM readied GROUP BY queue, concurrency_key
@@ -186,14 +192,16 @@ async def held_keys(database: Runner, queue: str, after: str, limit: int) -> lis
 
 
 # The last renewal is not kept; it lies one lease before the lease's end.
-ACTIVE = """
+ACTIVE = f"""
 SELECT id AS job_id, worker, started_at, lease_expires_at, attempt,
     least(now(), lease_expires_at - lease_seconds * interval '1 second') AS heartbeat_at
-FROM jobs WHERE queue = $1 AND concurrency_key = $2 AND state IN ('loading', 'working') ORDER BY id
+FROM (SELECT * FROM jobs WHERE queue = $1 AND concurrency_key = $2 AND {HOLDS} OFFSET 0) AS holder
+WHERE state IN ('loading', 'working') ORDER BY id
 """
-QUEUED = """
-SELECT id AS job_id, created_at, reason FROM jobs
-WHERE queue = $1 AND concurrency_key = $2 AND state = 'queued' ORDER BY id LIMIT $3
+QUEUED = f"""
+SELECT id AS job_id, created_at, reason
+FROM (SELECT * FROM jobs WHERE queue = $1 AND concurrency_key = $2 AND {LIVES} OFFSET 0) AS live
+WHERE state = 'queued' ORDER BY id LIMIT $3
 """
 STALE = "SELECT count(*) FROM jobs WHERE queue = $1 AND concurrency_key = $2 AND state = 'stale'"
 MAX_SHOWN = 1000

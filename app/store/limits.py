@@ -12,7 +12,8 @@ MAX_RUNNING, RATE = "max_running", "rate"
 # A claimer that finds the bucket empty comes back when this share of it is full, not for every single token.
 WORTHWHILE_SHARE = 0.25
 
-RUNNING = "SELECT count(*) FROM jobs WHERE state IN ('loading', 'working') AND queue = $1"
+# `|| ''`: by the index of what is alive, never by the one of all that ever was in the queue.
+RUNNING = "SELECT count(*) FROM jobs WHERE state IN ('loading', 'working') AND queue || '' = $1"
 # clock_timestamp, not now(): the transaction may have begun before it got the lock.
 REFILL = """
 INSERT INTO queue_limits AS l (queue, tokens, refilled_at) VALUES ($1, $2, clock_timestamp())

@@ -39,8 +39,9 @@ SELECT c.job_id, c.seq, c.type, c.host, c.tries, c.next_try_at, extract(epoch FR
     CASE WHEN c.type = 'done' AND octet_length(j.result) <= {largest} THEN j.result END AS result,
     (SELECT json_agg(json_build_object('name', name, 'content_type', content_type, 'size', size) ORDER BY name)
      FROM artifacts WHERE job_id = c.job_id) AS stored_artifacts
-FROM claimed c JOIN jobs j ON j.id = c.job_id
-LEFT JOIN events e ON e.job_id = c.job_id AND e.seq = c.seq
+FROM claimed c
+CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = c.job_id LIMIT 1) AS j
+LEFT JOIN LATERAL (SELECT * FROM events WHERE job_id = c.job_id AND seq = c.seq LIMIT 1) AS e ON true
 LEFT JOIN LATERAL (
     SELECT b.state FROM events b WHERE b.job_id = c.job_id AND b.seq < c.seq ORDER BY b.seq DESC LIMIT 1
 ) AS before ON true
@@ -48,10 +49,8 @@ LEFT JOIN LATERAL (
 
 
 # Neither a lease nor the record of a try has to survive a crash of the database: without it the delivery is sent
-# once more. So nobody waits for the disk here. The series of one ($1 is 1) makes a plan for any parameters look a
-# thousand times as costly as one for these, so that every call is planned by the table as it is: a plan that was
-# made while the table was nearly empty and then kept has taken 20 s for what takes 2 ms.
-_BEFOREHAND = "beforehand AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true) FROM generate_series(1, $1))"
+# once more. So nobody waits for the disk here.
+_BEFOREHAND = "beforehand AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ CLAIM = f"""
 WITH {_BEFOREHAND}
 , found AS MATERIALIZED (
     SELECT wanted.host, wanted.room, due.*
-    FROM beforehand CROSS JOIN unnest($2::text[], $3::int[], $4::float8[], $5::timestamptz[]) AS wanted (host, room, overdue, mark)
+    FROM beforehand CROSS JOIN unnest($1::text[], $2::int[], $3::float8[], $4::timestamptz[]) AS wanted (host, room, overdue, mark)
     CROSS JOIN LATERAL (
         SELECT d.ctid AS address, d.job_id, d.seq, d.next_try_at, first.seq AS first_seq, first.next_try_at AS first_at
         FROM deliveries d
@@ -86,7 +85,7 @@ WITH {_BEFOREHAND}
           AND (first.seq = d.seq
                OR (first.next_try_at > now() AND (first.leased_until IS NULL OR first.leased_until <= now())))
         ORDER BY d.next_try_at
-        LIMIT wanted.room + $6
+        LIMIT wanted.room + $5
         FOR UPDATE OF d SKIP LOCKED
     ) AS due
 )
@@ -99,11 +98,11 @@ WITH {_BEFOREHAND}
     FROM found WHERE seq = first_seq
 )
 , claimed AS (
-    UPDATE deliveries AS d SET leased_until = now() + $7 * interval '1 second'
+    UPDATE deliveries AS d SET leased_until = now() + $6 * interval '1 second'
     FROM seated WHERE d.ctid = seated.address AND seated.place <= seated.room
     RETURNING d.*
 )
-""" + _CONTENT.replace("{largest}", "$8")
+""" + _CONTENT.replace("{largest}", "$7")
 
 
 async def claim(
@@ -112,7 +111,6 @@ async def claim(
     """The first pending deliveries of jobs that are due at these receivers, each with all its message needs."""
     return await database.fetch(
         CLAIM,
-        1,
         [each.host for each in wanted],
         [each.room for each in wanted],
         [each.overdue_seconds for each in wanted],
@@ -143,7 +141,7 @@ RECORD = f"""
 WITH {_BEFOREHAND}
 , input AS (
     SELECT input.* FROM beforehand
-    CROSS JOIN unnest($2::text[], $3::int[], $4::int[], $5::text[], $6::int[], $7::text[], $8::float8[])
+    CROSS JOIN unnest($1::text[], $2::int[], $3::int[], $4::text[], $5::int[], $6::text[], $7::float8[])
         AS input (job_id, seq, tries, state, status, error, delay)
 )
 , held AS (
@@ -168,14 +166,14 @@ WITH {_BEFOREHAND}
         WHERE n.job_id = recorded.job_id AND n.seq > recorded.seq AND n.seq >= 0 AND n.state = 'pending'
         ORDER BY n.seq LIMIT 1 FOR UPDATE
     ) AS next
-    WHERE $11 AND recorded.state <> 'pending' AND (next.leased_until IS NULL OR next.leased_until <= now())
+    WHERE $10 AND recorded.state <> 'pending' AND (next.leased_until IS NULL OR next.leased_until <= now())
 )
 , claimed AS (
-    UPDATE deliveries AS d SET leased_until = now() + $9 * interval '1 second'
+    UPDATE deliveries AS d SET leased_until = now() + $8 * interval '1 second'
     FROM following WHERE d.ctid = following.address
     RETURNING d.*
 )
-""" + _CONTENT.replace("{largest}", "$10")
+""" + _CONTENT.replace("{largest}", "$9")
 
 
 async def record(
@@ -184,7 +182,6 @@ async def record(
     """Record a batch; for each the next delivery of its job, claimed already, if there is one."""
     rows = await database.fetch(
         RECORD,
-        1,
         [each.job_id for each in tries],
         [each.seq for each in tries],
         [each.tries for each in tries],

@@ -28,7 +28,7 @@ WITH seen AS MATERIALIZED (
     SELECT jobs.id FROM jobs WHERE jobs.completed_at IS NOT NULL AND jobs.id IN (
         SELECT seen.id FROM seen JOIN unnest($5::text[], $6::float8[]) AS kept (state, seconds) ON kept.state = seen.state
         WHERE seen.completed_at < now() - kept.seconds * interval '1 second'
-          AND NOT EXISTS (SELECT 1 FROM deliveries WHERE job_id = seen.id AND seq >= 0 AND state = 'pending')
+          AND (SELECT true FROM deliveries WHERE job_id = seen.id AND seq >= 0 AND state = 'pending' LIMIT 1) IS NULL
     )
     FOR UPDATE SKIP LOCKED
 )

@@ -66,7 +66,7 @@ WHERE state = 'queued' AND queue = $1 AND id > $2 ORDER BY id LIMIT $3
 """
 TAG = """
 UPDATE jobs AS j SET fair_value = tagged.value FROM unnest($1::text[], $2::text[]) AS tagged (id, value)
-WHERE j.id = tagged.id AND j.state = 'queued'
+WHERE j.id = tagged.id AND j.id = ANY ($1::text[]) AND j.state = 'queued'
 """
 
 

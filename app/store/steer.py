@@ -33,11 +33,11 @@ CANCEL = (
 WITH RECURSIVE family AS (
     SELECT id FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2
     UNION
-    SELECT child.id FROM jobs child JOIN family ON child.parent_id = family.id
+    SELECT child.id FROM family CROSS JOIN LATERAL (SELECT id FROM jobs WHERE parent_id = family.id OFFSET 0) AS child
 )
 , held AS (
     SELECT j.id, j.state AS was, j.cancel_requested_at IS NOT NULL AS already FROM jobs j
-    WHERE j.id IN (SELECT id FROM family)
+    WHERE j.id = ANY (ARRAY(SELECT id FROM family))
     ORDER BY j.id
     FOR UPDATE OF j
 )
@@ -52,7 +52,8 @@ WITH RECURSIVE family AS (
         entered_at = CASE WHEN held.was = 'queued' THEN now() ELSE j.entered_at END,
         seq = j.seq + 1, updated_at = now()
     FROM held
-    WHERE j.id = held.id AND (held.was = 'queued' OR (held.was IN ('loading', 'working') AND NOT held.already))
+    WHERE j.id = ANY (ARRAY(SELECT id FROM held)) AND j.id = held.id
+      AND (held.was = 'queued' OR (held.was IN ('loading', 'working') AND NOT held.already))
     RETURNING j.id, j.seq, j.state, j.queue, j.lane, j.webhook_url, j.webhook_events
 )
 , moved AS (
@@ -69,7 +70,7 @@ SELECT j.id, coalesce(c.state, j.state) AS state, j.queue, j.lane, c.id IS NOT N
        j.concurrency_key AS key, j.has_dependents,
        (c.id IS NOT NULL AND c.state <> 'cancelled')
            OR (j.cancel_requested_at IS NOT NULL AND j.state IN ('loading', 'working')) AS cancel_requested
-FROM family JOIN jobs j ON j.id = family.id LEFT JOIN cancelled c ON c.id = j.id
+FROM jobs j LEFT JOIN cancelled c ON c.id = j.id WHERE j.id = ANY (ARRAY(SELECT id FROM family))
 """
 )
 

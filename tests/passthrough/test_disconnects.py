@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import Server, wait_until
 from tests.fakes import FakeOllama
 from tests.passthrough.conftest import job_of, jobs_of
+from tests.patience import PATIENCE
 
 HELLO = [{"role": "user", "content": "Hello, world"}]
 
@@ -55,7 +56,8 @@ def test_a_caller_killed_in_mid_answer_ends_the_targets_work_within_a_second(
     caller.kill()
     killed = time.monotonic()
     fake.wait_for(lambda stats: stats["aborted"] == 1 and stats["running"] == 0, timeout=1.0)
-    assert time.monotonic() - killed < 1.0
+    # The answer would have taken 20 s.
+    assert time.monotonic() - killed < PATIENCE
     wait_until(lambda: the_job(foreman)["state"] == "cancelled", 5)
     assert the_job(foreman)["reason"] == "client_disconnected"
 

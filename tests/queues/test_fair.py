@@ -2,6 +2,7 @@
 
 import time
 
+from tests.patience import PATIENCE
 from tests.queues.conftest import Caller, soon
 
 
@@ -108,5 +109,8 @@ def test_nine_small_callers_are_done_within_two_seconds_beside_a_big_one(call: C
         ),
         10,
     )
-    assert time.monotonic() - began < 2
+    big = call.sql("SELECT count(*) FROM jobs WHERE queue = $1 AND state = 'done'", queue)[0][0] - 90
+    # Two seconds is what a quiet machine needs at most; on any machine the big one has its turns, and no more.
+    assert time.monotonic() - began < 2 * PATIENCE
+    assert big < 5_000
     call.http.post("/bulk-operations", json={"action": "cancel", "filter": {"queue": queue}})

@@ -343,7 +343,6 @@ async def test_recording_reads_the_rows_it_records_however_much_is_pending(surpr
     nodes = await explained(
         surprised,
         outbox.RECORD,
-        1,
         ids,
         [1] * count,
         [0] * count,
@@ -367,7 +366,6 @@ async def test_claiming_reads_little_more_than_it_claims_however_much_is_pending
     nodes = await explained(
         surprised,
         outbox.CLAIM,
-        1,
         ["host3:443"],
         [20],
         [0.0],

@@ -25,6 +25,7 @@ from app.webhooks.schedule import LADDER_SECONDS
 from app.webhooks.send import Sender
 from tests.conftest import free_port
 from tests.outbound.receivers import Receiver, Visit
+from tests.patience import PATIENCE
 from tests.store.making import claim, job, put, put_one, running
 
 SECRETS = ["whsec_" + base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2, 3)]
@@ -59,7 +60,7 @@ async def dispatching(
 
 async def until(condition: Callable[[], Awaitable[Any]], seconds: float = 15) -> Any:
     """Wait on a condition, with a deadline; what it came to."""
-    ends = time.monotonic() + seconds
+    ends = time.monotonic() + seconds * PATIENCE
     while not (found := await condition()):
         assert time.monotonic() < ends, f"not within {seconds} s"
         await asyncio.sleep(0.01)

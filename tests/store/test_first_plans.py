@@ -1,0 +1,90 @@
+"""Statements are planned once, the first time on empty tables, and that plan has to be good when they are full.
+
+On an empty table all indexes look alike to the planner and reading a whole table looks free. So each statement of
+the store is written such that only one way is left: from the few rows it is about, by an index, to theirs.
+"""
+
+import importlib
+import json
+import pkgutil
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import app.store
+from app.store import fair
+from app.store.database import Database
+
+GROWING = re.compile(
+    r"jobs|events|deliveries|artifacts|artifact_chunks|idempotency_keys|dependencies|chatter.*"
+)
+# What makes a look-up narrow, in the condition that PostgreSQL shows for an index.
+NARROW = re.compile(
+    r"\b(id|job_id|lane|concurrency_key|parent_id|host|key|depends_on|upload_id|run_at|deadline|created_at|xid)"
+    r" (=|<|>)|ROW\("
+)
+# Those that walk an index of what waits, and nothing else, from its beginning or to their LIMIT.
+WALKS = {
+    "admission.DEPTH",
+    "census.LOOK",
+    "claims.HEADS",
+    "claims.NEXT_DUE",
+    "claims.PROMOTE",
+    "limits.RUNNING",
+    "outbox.RECEIVERS",
+    "sweep.END_GRACE",
+    "sweep.RESCUE",
+    "sweep.SUPERSEDE",
+    "targets.PARKED_LANES",
+    "targets.UNPARK",
+    "usage.BOOK",
+    "usage.SUMS",
+    "workers.LIST",
+}
+EXPLAIN = """
+CREATE FUNCTION explained(statement text) RETURNS json LANGUAGE plpgsql AS $$
+DECLARE plan json; BEGIN EXECUTE 'EXPLAIN (GENERIC_PLAN, FORMAT JSON) ' || statement INTO plan; RETURN plan; END $$
+"""
+
+
+def statements() -> Iterator[tuple[str, str]]:
+    """Every whole statement that stands in the store as a constant; what begins with _ or has blanks is a part."""
+    for module in pkgutil.iter_modules(app.store.__path__):
+        for name, text in vars(importlib.import_module(f"app.store.{module.name}")).items():
+            if isinstance(text, str) and re.match(r"\s*(WITH|SELECT|INSERT|UPDATE|DELETE)\b", text):
+                is_part = name.startswith("_") or re.search(r"\{\w+\}", text) or text is fair.DUE
+                if not is_part:
+                    yield f"{module.name}.{name}", text
+
+
+def scans(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(table, how it is looked up) of each node that reads a table; a bitmap is looked up by the nodes below it."""
+    if plan["Node Type"] != "ModifyTable" and "Relation Name" in plan:
+        conditions = [plan.get("TID Cond") and "id = (its address)", plan.get("Index Cond")]
+        conditions += [each.get("Index Cond") for each in _below(plan) if "Bitmap" in plan["Node Type"]]
+        yield plan["Relation Name"], " AND ".join(each for each in conditions if each)
+    for each in plan.get("Plans", ()):
+        yield from scans(each)
+
+
+def _below(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for each in plan.get("Plans", ()):
+        yield each
+        yield from _below(each)
+
+
+async def test_the_first_plans_go_by_index_from_few_rows_to_few_rows(database: Database) -> None:
+    await database.execute(EXPLAIN)
+    wide = {}
+    for name, statement in statements():
+        plan = json.loads(await database.fetchval("SELECT explained($1)", statement))[0]["Plan"]
+        found = [each for each in scans(plan) if GROWING.fullmatch(each[0]) and not NARROW.search(each[1])]
+        if found:
+            wide[name] = found
+    assert {name: found for name, found in wide.items() if name not in WALKS} == {}
+    assert set(wide) == WALKS
+
+
+def test_the_statements_are_found() -> None:
+    names = {name for name, _ in statements()}
+    assert names >= WALKS | {"settle.SETTLE", "claims.CLAIM_TO_RUN", "outbox.RECORD", "steer.CANCEL"}
