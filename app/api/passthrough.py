@@ -9,12 +9,11 @@ import asyncio
 import contextlib
 import hashlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import asyncpg
 import msgspec
 import orjson
 import structlog
@@ -275,7 +274,7 @@ class Waiting(Response):
                         surfaces.sign_of_life(call.dialect, frames.silence(datetime.now(UTC)))
                     )
 
-    async def _last_words(self, line: "_Line", frames: PartFrames, job: asyncpg.Record) -> None:
+    async def _last_words(self, line: "_Line", frames: PartFrames, job: Mapping[str, Any]) -> None:
         call = self._call
         PASSTHROUGH.labels(call.dialect, job["state"]).inc()
         if job["state"] != "done":
@@ -335,7 +334,7 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _what_went_wrong(job: asyncpg.Record) -> tuple[int, str, str | None]:
+def _what_went_wrong(job: Mapping[str, Any]) -> tuple[int, str, str | None]:
     if job["state"] in LIVE:
         return 503, CLOSING, "unavailable"
     if job["state"] != "failed":

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import asyncpg
@@ -78,7 +78,7 @@ class Voice:
     def silence(self) -> bytes:
         return COMMENT if self.sse else self.render([self.frames.silence()])
 
-    def ended(self, job: asyncpg.Record) -> bytes:
+    def ended(self, job: Mapping[str, Any]) -> bytes:
         return self.render(self.frames.ended(job))
 
 
@@ -91,7 +91,7 @@ class OpenAIVoice(Voice):
     def __init__(self, job: asyncpg.Record) -> None:
         super().__init__(Frames(job, "openai"), sse=True)
 
-    def ended(self, job: asyncpg.Record) -> bytes:
+    def ended(self, job: Mapping[str, Any]) -> bytes:
         frames = self.frames.ended(job)
         # An error is the end by itself; `[DONE]` behind it would say that all went well.
         return self.render(frames) + (b"" if any("error" in each for each in frames) else DONE)

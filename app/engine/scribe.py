@@ -126,10 +126,10 @@ class Transcript:
         if self._writer is not None:
             await self._writer
 
-    def close(self) -> None:
-        """The run is settled: listeners go on with the job's end."""
+    def close(self, result: str | None = None) -> None:
+        """The run is settled: listeners go on with the job's end, which is `result` if that made it done."""
         if self._live is not None:
-            self._scribe.feed.close(self._job_id, self._live)
+            self._scribe.feed.close(self._job_id, self._live, result)
 
     async def _write(self) -> None:
         """One row at every other beat, unless the run has ended."""

@@ -213,6 +213,7 @@ class Worker:
         run.task = asyncio.create_task(self._run(run))
 
     async def _run(self, run: Run) -> None:
+        result: str | None = None
         try:
             outcome = await self._execute(run)
             run.executing = False
@@ -222,14 +223,18 @@ class Worker:
             if run.transcript is not None:
                 await run.transcript.finish(result_follows=isinstance(outcome, Succeeded))
             if outcome is not None:
-                await self._settler.settle_surely(as_settlement(run.job.id, run.job.lease_token, outcome))
+                settled = await self._settler.settle_surely(
+                    as_settlement(run.job.id, run.job.lease_token, outcome)
+                )
+                if isinstance(outcome, Succeeded) and settled.ok and settled.state == "done":
+                    result = outcome.result
         except Unavailable:
             log.warning("worker.settlement_given_up", job_id=run.job.id)
         except Exception:
             log.exception("worker.settlement_failed", job_id=run.job.id)
         finally:
             if run.transcript is not None:
-                run.transcript.close()
+                run.transcript.close(result)
             if run.executing:
                 run.pool.running -= 1
             else:

@@ -27,12 +27,14 @@ def width(part: Part) -> int:
 class LiveOutput:
     """One run's output so far. A run is known by the seq of the event that began it."""
 
-    __slots__ = ("_joined", "_listeners", "_parts", "_starts", "closed", "end", "run")
+    __slots__ = ("_joined", "_listeners", "_parts", "_starts", "closed", "end", "result", "run")
 
     def __init__(self, run: int) -> None:
         self.run = run
         self.end = 0
         self.closed = False
+        # What the job was done with, once that is committed: its listeners need not read it again.
+        self.result: str | None = None
         self._parts: list[Part] = []
         # Position at which each part begins.
         self._starts: list[int] = []
@@ -47,8 +49,8 @@ class LiveOutput:
             self._join()
         self._ring()
 
-    def close(self) -> None:
-        self.closed = True
+    def close(self, result: str | None) -> None:
+        self.closed, self.result = True, result
         self._ring()
 
     def after(self, position: int) -> list[tuple[int, Part]]:
@@ -110,8 +112,8 @@ class Feed:
         self._on_open(job_id)
         return live
 
-    def close(self, job_id: str, live: LiveOutput) -> None:
-        live.close()
+    def close(self, job_id: str, live: LiveOutput, result: str | None) -> None:
+        live.close(result)
         if self._live.get(job_id) is live:
             del self._live[job_id]
 

@@ -7,7 +7,7 @@ reader is told, because what was sent cannot be taken back.
 """
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +47,12 @@ class Restarted:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The job ended, or the server is closing: then its state is not terminal. Comes last."""
+    """The job ended, or the server is closing: then its state is not terminal. Comes last.
 
-    job: asyncpg.Record
+    Of the job there are at least its state, result and error.
+    """
+
+    job: Mapping[str, Any]
 
 
 Followed = Output | Quiet | Restarted | Ended
@@ -130,6 +133,9 @@ class Follower:
                 with live.heard_by(watch):
                     async for each in self._follow_live(live, watch, quiet_seconds):
                         yield each
+                if live.result is not None and self._has_heard(live):
+                    yield Ended({"state": "done", "result": live.result, "error": None})
+                    return
             page = await self._page_when_there(watch)
             if page is None:
                 yield Quiet("unknown")
@@ -144,12 +150,10 @@ class Follower:
                 continue
             self._types = _WITH_OUTPUT
             if page.state in TERMINAL or self._hub.closing:
-                job = await self._job()
-                # Unless it was revived in this very moment.
-                if job["state"] in TERMINAL or self._hub.closing:
-                    for piece in self._rest_of(job):
-                        yield piece
-                    yield Ended(job)
+                ending = await self._ending()
+                for last in ending:
+                    yield last
+                if ending:
                     return
             if not await watch.changed(page.seq, quiet_seconds):
                 yield Quiet(page.state)
@@ -180,6 +184,10 @@ class Follower:
                 yield Quiet("working")
                 spoke = time.monotonic()
 
+    def _has_heard(self, live: LiveOutput) -> bool:
+        """All of that run, and nothing that it did not say."""
+        return self._run == live.run and self._position == live.end and self._past is None
+
     # -- through the log ---------------------------------------------------------------------------
 
     async def _page(self, after: int, types: tuple[str, ...]) -> Page:
@@ -197,6 +205,13 @@ class Follower:
                 raise
             await watch.wait(AWAY_SECONDS)
             return None
+
+    async def _ending(self) -> list[Output | Ended]:
+        """The last words; none when the job was revived in this very moment."""
+        job = await self._job()
+        if job["state"] not in TERMINAL and not self._hub.closing:
+            return []
+        return [*self._rest_of(job), Ended(job)]
 
     async def _job(self) -> asyncpg.Record:
         job = await get_job(self._database, self._job_id, self._tenant)

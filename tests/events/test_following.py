@@ -341,3 +341,21 @@ def test_old_tokens_are_joined_and_positions_stay() -> None:
     for reached in (0, 1, 999, 3000, live.end - 1, live.end, live.end + 5):
         rest = live.after(reached)
         assert not rest if reached >= live.end else rest[0][0] <= reached
+
+
+async def test_who_heard_all_of_a_run_is_told_its_result_without_another_look(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = Reader(house.follower())
+    transcript = await house.begin()
+    transcript.say("all of it")
+    await reader.until("all of it")
+    await transcript.finish(result_follows=True)
+    await house.complete("all of it")
+    monkeypatch.setattr(Follower, "_job", None)
+    monkeypatch.setattr(Follower, "_page", None)
+    transcript.close('{"message":{"content":"all of it"}}')
+    ended = await reader.end()
+    assert isinstance(ended, Ended)
+    assert ended.job["state"] == "done"
+    assert orjson.loads(ended.job["result"])["message"]["content"] == "all of it"
