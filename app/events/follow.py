@@ -149,12 +149,11 @@ class Follower:
             if not page.is_last:
                 continue
             self._types = _WITH_OUTPUT
-            if page.state in TERMINAL or self._hub.closing:
-                ending = await self._ending()
-                for last in ending:
-                    yield last
-                if ending:
-                    return
+            ending = await self._ending(page)
+            for last in ending:
+                yield last
+            if ending:
+                return
             if not await watch.changed(page.seq, quiet_seconds):
                 yield Quiet(page.state)
 
@@ -206,9 +205,12 @@ class Follower:
             await watch.wait(AWAY_SECONDS)
             return None
 
-    async def _ending(self) -> list[Output | Ended]:
-        """The last words; none when the job was revived in this very moment."""
+    async def _ending(self, page: Page) -> list[Output | Ended]:
+        """The last words, if it is time for them."""
+        if page.state not in TERMINAL and not self._hub.closing:
+            return []
         job = await self._job()
+        # It may have been revived in this very moment.
         if job["state"] not in TERMINAL and not self._hub.closing:
             return []
         return [*self._rest_of(job), Ended(job)]
