@@ -130,7 +130,7 @@ class Follower:
             live = self._feed.get(self._job_id)
             # An older run that does not know yet that it lost its lease is not listened to.
             if live is not None and live.run >= self._run:
-                with live.heard_by(watch):
+                with live.heard_by(watch), watch.hearing():
                     async for each in self._follow_live(live, watch, quiet_seconds):
                         yield each
                 if live.result is not None and self._has_heard(live):

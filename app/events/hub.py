@@ -44,12 +44,22 @@ _HEARD = NOTICES.labels("heard")
 class Watch(Alarm):
     """One waiter on one job. Registered before the job is read, so that no change falls in between."""
 
-    __slots__ = ("job_id", "seen")
+    __slots__ = ("hears_the_run", "job_id", "seen")
 
     def __init__(self, job_id: str) -> None:
         super().__init__()
         self.job_id = job_id
         self.seen = 0
+        # Rung by the run itself, word by word: what the log says meanwhile is no news.
+        self.hears_the_run = False
+
+    @contextlib.contextmanager
+    def hearing(self) -> Iterator[None]:
+        self.hears_the_run = True
+        try:
+            yield
+        finally:
+            self.hears_the_run = False
 
     async def changed(self, seen: int, timeout: float) -> bool:
         """Wait until the job's log may have moved past `seen`; False when the time is over."""
@@ -234,7 +244,11 @@ class Hub:
         if not self._watches:
             return None
         await asyncio.sleep(max(0.0, self._looked + LOOK_AGAIN_SECONDS - time.monotonic()))
-        seen = {job_id: min(watch.seen for watch in watches) for job_id, watches in self._watches.items()}
+        seen = {
+            job_id: min(watch.seen for watch in watches)
+            for job_id, watches in self._watches.items()
+            if not all(watch.hears_the_run for watch in watches)
+        }
         self._looked = time.monotonic()
         self._wake(await read.moved_past(self._database, seen))
         return None
@@ -244,7 +258,8 @@ class Hub:
             callback(job_ids)
         for job_id in job_ids:
             for watch in self._watches.get(job_id, ()):
-                watch.ring()
+                if not watch.hears_the_run:
+                    watch.ring()
 
     def _changed_somewhere(self) -> None:
         for callback in self._on_change:
