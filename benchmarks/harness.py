@@ -2,7 +2,8 @@
 
 A benchmark is a name, metrics and systems; a system answers numbers each time it is run. Rounds are
 interleaved (A, B, C, A, B, C …), so that a noisy neighbour hurts everyone alike, and a ratio is taken inside
-a round before the median is taken over the rounds. Rates of different runs are never compared.
+a round before the median is taken over the rounds. Rates of different runs are never compared. A turn during
+which the host took the processor away is measured again, whoever's turn it was (see steal.py).
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,10 +13,13 @@ from typing import Literal
 
 from benchmarks.lab import Lab
 from benchmarks.measuring import Numbers
+from benchmarks.steal import Meter
 
 __all__ = ["Aim", "Announce", "Benchmark", "Metric", "Results", "System", "run_interleaved"]
 
 Announce = Callable[[str], None]
+
+MAX_STOLEN_PERCENT = 1.5
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,19 @@ class Results:
         return [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
 
 
+async def take_turn(system: System, lab: Lab, announce: Announce) -> Numbers:
+    """The numbers of the least disturbed of as many turns as it takes to have one that was left alone."""
+    turns: list[Numbers] = []
+    while True:
+        meter = Meter()
+        numbers = await system.run_once(lab)
+        turns.append({**numbers, "stolen_percent": meter.percent()})
+        best = min(turns, key=lambda turn: turn["stolen_percent"])
+        if best["stolen_percent"] <= MAX_STOLEN_PERCENT or len(turns) == lab.scale.turns:
+            return {**best, "turns": float(len(turns))}
+        announce(f"{turns[-1]['stolen_percent']:.1f} % of the machine was stolen; {system.name} again")
+
+
 async def run_interleaved(results: Results, lab: Lab, rounds: int, announce: Announce) -> None:
     """One system failing is told at the end and does not take the others' numbers away."""
     benchmark = results.benchmark
@@ -107,7 +124,7 @@ async def run_interleaved(results: Results, lab: Lab, rounds: int, announce: Ann
                 continue
             announce(f"{benchmark.name}, round {number} of {rounds}: {system.name}")
             try:
-                measured[system.name] = await system.run_once(lab)
+                measured[system.name] = await take_turn(system, lab, announce)
             except Exception as error:
                 results.failures[system.name] = f"{type(error).__name__}: {error}"
         results.rounds.append(measured)

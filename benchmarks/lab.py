@@ -23,6 +23,8 @@ class Scale:
     drain_seconds: float
     latency_rate: float
     latency_seconds: float
+    # How often one that the host disturbed may be taken at most (see harness.take_turn).
+    turns: int
 
 
 FULL = Scale(
@@ -34,6 +36,7 @@ FULL = Scale(
     drain_seconds=10.0,
     latency_rate=50.0,
     latency_seconds=10.0,
+    turns=4,
 )
 QUICK = Scale(
     connections=8,
@@ -44,6 +47,7 @@ QUICK = Scale(
     drain_seconds=10.0,
     latency_rate=50.0,
     latency_seconds=1.0,
+    turns=1,
 )
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import Aim, Benchmark, Metric, Results, System, run_interleaved
+from benchmarks.harness import Aim, Benchmark, Metric, Results, System, run_interleaved, take_turn
 from benchmarks.http_load import load
-from benchmarks.lab import QUICK, Lab
+from benchmarks.lab import FULL, QUICK, Lab
 from benchmarks.measuring import closed_loop, departures, percentile
+from benchmarks.steal import Meter
 
 ROOT = Path(__file__).resolve().parent.parent
 RATE = Metric("per_second", "jobs/s", "higher")
@@ -212,6 +213,28 @@ async def test_systems_take_turns_and_one_that_fails_leaves_the_others_their_num
     assert turns == ["a", "b", "c", "a", "c"]
     assert results.failures == {"b": "RuntimeError: out of order"}
     assert results.values("c", "per_second") == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("stolen", "taken", "kept"),
+    [([0, 1], 1, 1.0), ([9, 0.5], 2, 2.0), ([9, 3, 7, 8, 0], 4, 2.0)],
+    ids=["left alone", "disturbed once", "never left alone"],
+)
+async def test_a_turn_that_the_host_disturbed_is_taken_again(tmp_path, monkeypatch, stolen, taken, kept):
+    percents = iter(stolen)
+    monkeypatch.setattr(Meter, "percent", lambda _: float(next(percents)))
+    turns: list[float] = []
+
+    async def run_once(_: Lab) -> dict[str, float]:
+        turns.append(len(turns) + 1.0)
+        return {"per_second": turns[-1]}
+
+    numbers = await take_turn(System("a", run_once), Lab("", FULL, tmp_path), lambda _: None)
+    assert (len(turns), numbers["turns"], numbers["per_second"]) == (taken, taken, kept)
+
+
+def test_what_is_stolen_is_a_share_of_all_processor_time():
+    assert 0 <= Meter().percent() <= 100
 
 
 @pytest.mark.parametrize("peer", ["pgqueuer", "procrastinate"])
