@@ -138,7 +138,8 @@ class Dispatcher:
     async def _serve_at_once(self, hinted: set[tuple[str, str]]) -> bool:
         """Nobody was waiting, and what came has room: there is nothing to choose between.
 
-        False when there is not room enough for all of it, or it is not that simple.
+        False when it is not that simple. Where there is not room enough for all, the rest is looked at when
+        there is.
         """
         if len(hinted) > 1:
             return False
@@ -152,7 +153,8 @@ class Dispatcher:
         if limit <= 0:
             return False
         claimed = await self._claim(target, pool, queue, lane, limit, affinity_of(lane))
-        return len(claimed) < limit
+        self._backlog = self._backlog or len(claimed) == limit
+        return True
 
     def _turns(self, waiting: Sequence[Head]) -> list[tuple[Target, list[Head]]]:
         """Each target with the lanes it can serve: first those that need not swap, then the least busy."""
