@@ -496,13 +496,29 @@ async def test_a_cancelled_call_hangs_up_and_gives_its_place_back(make_client):
 
 
 async def test_calls_beyond_the_limit_wait_their_turn(make_client):
-    async with Receiver() as receiver:
+    busy: set[Visit] = set()
+    most = 0
+
+    async def script(visit: Visit) -> None:
+        nonlocal most
+        while True:
+            await visit.read_request()
+            busy.add(visit)
+            most = max(most, len(busy))
+            await asyncio.sleep(0.001)
+            busy.remove(visit)
+            await visit.send(OK)
+
+    async with Receiver(script) as receiver:
         client = make_client(max_connections=4)
         responses = await asyncio.gather(
             *(client.request("POST", receiver.url, headers=WEBHOOK, **LIMITS) for _ in range(200))
         )
         assert {response.status for response in responses} == {200}
-        assert receiver.accepted <= 4 + 2  # no more than half of them are kept while idle
+        assert most == 4
+        # Two of them are kept while idle. Should all four always come back in the same moment, every second call
+        # but for the first ones finds a connection; otherwise more do.
+        assert receiver.accepted <= 102
         assert len(receiver.requests) == 200
 
 
