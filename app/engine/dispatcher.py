@@ -138,8 +138,7 @@ class Dispatcher:
     async def _serve_at_once(self, hinted: set[tuple[str, str]]) -> bool:
         """Nobody was waiting, and what came has room: there is nothing to choose between.
 
-        False when it is not that simple. Where there is not room enough for all, the rest is looked at when
-        there is.
+        False when it is not that simple.
         """
         if len(hinted) > 1:
             return False
@@ -153,8 +152,11 @@ class Dispatcher:
         if limit <= 0:
             return False
         claimed = await self._claim(target, pool, queue, lane, limit, affinity_of(lane))
-        self._backlog = self._backlog or len(claimed) == limit
-        return True
+        if len(claimed) < limit:
+            return True
+        # There may be more. With every slot taken there is nothing to look for until a run ends.
+        self._backlog = True
+        return await self._room(target, pool) <= 0
 
     def _turns(self, waiting: Sequence[Head]) -> list[tuple[Target, list[Head]]]:
         """Each target with the lanes it can serve: first those that need not swap, then the least busy."""

@@ -181,11 +181,16 @@ async def test_several_janitors_at_once_do_not_disturb_each_other(database: Data
     assert await days_of(database) == usual()
 
 
+WAITING_FOR_THE_REST = (
+    "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'chatter_rest'::regclass"
+)
+
+
 async def test_a_janitor_at_work_keeps_the_others_out_until_it_is_done(database: Database) -> None:
     async with database.transaction() as somebody:
         await somebody.execute("LOCK TABLE chatter_rest IN EXCLUSIVE MODE")
         first = asyncio.create_task(renew(database, "chatter", 7))
-        while not await database.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+        while not await database.fetchval(WAITING_FOR_THE_REST):
             await asyncio.sleep(0.01)
         assert await renew(database, "chatter", 7) is None
         assert not first.done()

@@ -82,7 +82,6 @@ async def test_the_first_plans_go_by_index_from_few_rows_to_few_rows(database: D
         if found:
             wide[name] = found
     assert {name: found for name, found in wide.items() if name not in WALKS} == {}
-    assert set(wide) == WALKS
 
 
 def test_the_statements_are_found() -> None:
