@@ -95,13 +95,12 @@ class LowWater:
 
 # The band order is the array's order, and the LIMITs make the walk lazy: rows beyond the limit are
 # neither read nor locked. MATERIALIZED is a fence; without it the plan may update more than the limit.
-# The commit does not wait for the disk: a claim that a crash of the database undoes leaves the job queued,
-# its token unknown, and its worker fenced off. Nothing that was promised is lost.
+# The commit waits for the disk, once for the whole batch: a claim has a seq, and a seq that somebody has seen must
+# not be given to another event after a crash (docs/decisions/0011).
 _DUE = """
 WITH due AS MATERIALIZED (
     SELECT found.id
-    FROM set_config('synchronous_commit', 'off', true)
-    CROSS JOIN unnest($2::text[], $3::smallint[], $4::smallint[], $5::timestamptz[]) AS band (lane, low, high, mark)
+    FROM unnest($2::text[], $3::smallint[], $4::smallint[], $5::timestamptz[]) AS band (lane, low, high, mark)
     CROSS JOIN LATERAL (
         SELECT id FROM jobs
         WHERE queue = $1 AND lane = band.lane AND state = 'queued' AND ready_at IS NOT NULL

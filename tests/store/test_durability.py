@@ -1,0 +1,15 @@
+"""Only what may be done twice is committed without waiting for the disk."""
+
+import re
+
+from tests.store.test_first_plans import statements
+
+# A lease on a delivery, and what became of a try: a crash that takes them has the delivery sent once more, with
+# the same webhook-id. Whatever gives out a seq writes to other tables, too.
+MAY_BE_FORGOTTEN = {"deliveries"}
+WRITES = re.compile(r"\b(?:INSERT INTO|UPDATE|DELETE FROM|MERGE INTO)\s+(?!SET\b|SKIP\b|OF\b)(\w+)")
+
+
+def test_no_statement_that_gives_out_a_seq_commits_before_it_is_on_disk() -> None:
+    hasty = {name: set(WRITES.findall(text)) for name, text in statements() if "synchronous_commit" in text}
+    assert hasty == {"outbox.CLAIM": MAY_BE_FORGOTTEN, "outbox.RECORD": MAY_BE_FORGOTTEN}
