@@ -4,9 +4,10 @@ Rows get in here by `tail` and `events`, in the commit of the event they tell of
 short lease, sent outside any transaction, and recorded. Only the first pending delivery of a job can be claimed,
 so a job's deliveries leave in the order of their seq; recording one as over claims the next in the same statement.
 
-Rows are looked up one by one (LATERAL … LIMIT 1) and then changed by their address, which stays theirs while they
-are locked. Left to choose, the planner joins by walking all that is pending: how much that is, its statistics never
-know in time.
+Rows are looked up and locked one by one (LATERAL … LIMIT 1) and then changed by their key, compared as a range of one.
+Left to choose, the planner joins by walking all that is pending: how much that is, its statistics never know in time.
+Not by their address (ctid): where the lock had to be waited for it is that of a row which the statement's snapshot does
+not see, and nothing would be changed, without an error.
 """
 
 from collections.abc import Sequence
@@ -48,6 +49,12 @@ LEFT JOIN LATERAL (
 """
 
 
+def _is(held: str) -> str:
+    """That `d` is the row which the statement holds under this name; only a look-up by key can find that out."""
+    key = f"({held}.job_id, {held}.seq)"
+    return f"(d.job_id, d.seq) >= {key} AND (d.job_id, d.seq) <= {key}"
+
+
 # Neither a lease nor the record of a try has to survive a crash of the database: without it the delivery is sent
 # once more. So nobody waits for the disk here.
 _BEFOREHAND = "beforehand AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true))"
@@ -73,7 +80,7 @@ WITH {_BEFOREHAND}
     SELECT wanted.host, wanted.room, due.*
     FROM beforehand CROSS JOIN unnest($1::text[], $2::int[], $3::float8[], $4::timestamptz[]) AS wanted (host, room, overdue, mark)
     CROSS JOIN LATERAL (
-        SELECT d.ctid AS address, d.job_id, d.seq, d.next_try_at, first.seq AS first_seq, first.next_try_at AS first_at
+        SELECT d.job_id, d.seq, d.next_try_at, first.seq AS first_seq, first.next_try_at AS first_at
         FROM deliveries d
         CROSS JOIN LATERAL (
             SELECT f.seq, f.next_try_at, f.leased_until FROM deliveries f
@@ -91,15 +98,15 @@ WITH {_BEFOREHAND}
 )
 , pushed AS (
     UPDATE deliveries AS d SET next_try_at = found.first_at
-    FROM found WHERE d.ctid = found.address AND found.seq > found.first_seq
+    FROM found WHERE {_is("found")} AND found.seq > found.first_seq
 )
 , seated AS (
-    SELECT address, room, row_number() OVER (PARTITION BY host ORDER BY next_try_at) AS place
+    SELECT job_id, seq, room, row_number() OVER (PARTITION BY host ORDER BY next_try_at) AS place
     FROM found WHERE seq = first_seq
 )
 , claimed AS (
     UPDATE deliveries AS d SET leased_until = now() + $6 * interval '1 second'
-    FROM seated WHERE d.ctid = seated.address AND seated.place <= seated.room
+    FROM seated WHERE {_is("seated")} AND seated.place <= seated.room
     RETURNING d.*
 )
 """ + _CONTENT.replace("{largest}", "$7")
@@ -144,9 +151,9 @@ WITH {_BEFOREHAND}
     CROSS JOIN unnest($1::text[], $2::int[], $3::int[], $4::text[], $5::int[], $6::text[], $7::float8[])
         AS input (job_id, seq, tries, state, status, error, delay)
 )
-, held AS (
-    SELECT mine.address, input.* FROM input CROSS JOIN LATERAL (
-        SELECT d.ctid AS address FROM deliveries d
+, held AS MATERIALIZED (
+    SELECT input.* FROM input CROSS JOIN LATERAL (
+        SELECT FROM deliveries d
         WHERE d.job_id = input.job_id AND d.seq = input.seq AND d.state = 'pending' AND d.tries = input.tries
         LIMIT 1 FOR UPDATE
     ) AS mine
@@ -157,12 +164,12 @@ WITH {_BEFOREHAND}
         next_try_at = now() + held.delay * interval '1 second',
         delivered_at = CASE WHEN held.state = 'delivered' THEN now() END,
         leased_until = NULL
-    FROM held WHERE d.ctid = held.address
+    FROM held WHERE {_is("held")}
     RETURNING d.job_id, d.seq, d.state
 )
-, following AS (
-    SELECT next.address FROM recorded CROSS JOIN LATERAL (
-        SELECT n.ctid AS address, n.leased_until FROM deliveries n
+, following AS MATERIALIZED (
+    SELECT next.job_id, next.seq FROM recorded CROSS JOIN LATERAL (
+        SELECT n.job_id, n.seq, n.leased_until FROM deliveries n
         WHERE n.job_id = recorded.job_id AND n.seq > recorded.seq AND n.seq >= 0 AND n.state = 'pending'
         ORDER BY n.seq LIMIT 1 FOR UPDATE
     ) AS next
@@ -170,7 +177,7 @@ WITH {_BEFOREHAND}
 )
 , claimed AS (
     UPDATE deliveries AS d SET leased_until = now() + $8 * interval '1 second'
-    FROM following WHERE d.ctid = following.address
+    FROM following WHERE {_is("following")}
     RETURNING d.*
 )
 """ + _CONTENT.replace("{largest}", "$9")
@@ -198,16 +205,16 @@ async def record(
     return [following.pop(each.job_id, None) for each in tries]
 
 
-RENEW = """
-WITH held AS (
-    SELECT mine.address FROM unnest($1::text[], $2::int[], $3::int[]) AS input (job_id, seq, tries)
+RENEW = f"""
+WITH held AS MATERIALIZED (
+    SELECT input.* FROM unnest($1::text[], $2::int[], $3::int[]) AS input (job_id, seq, tries)
     CROSS JOIN LATERAL (
-        SELECT d.ctid AS address FROM deliveries d
+        SELECT FROM deliveries d
         WHERE d.job_id = input.job_id AND d.seq = input.seq AND d.state = 'pending' AND d.tries = input.tries
         LIMIT 1 FOR UPDATE
     ) AS mine
 )
-UPDATE deliveries AS d SET leased_until = now() + $4 * interval '1 second' FROM held WHERE d.ctid = held.address
+UPDATE deliveries AS d SET leased_until = now() + $4 * interval '1 second' FROM held WHERE {_is("held")}
 """
 
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import json
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 import asyncpg
 import pytest
@@ -14,11 +15,13 @@ from app.store.database import Database
 from app.store.events import NewEvent, append
 from app.store.outbox import DeliveryFilter, Try, Wanted
 from app.store.settle import Settlement, note_late, settle
+from tests.patience import PATIENCE
 from tests.store.making import claim_one, job, put, put_one, running
 
 URL = "http://hooks.example:8080/a?b=c"
 HOST = "hooks.example:8080"
 LARGEST = 256 * 1024
+Answer = TypeVar("Answer")
 
 
 async def claim(database: Database, host: str = HOST, room: int = 10, **more: Any) -> list[asyncpg.Record]:
@@ -54,6 +57,55 @@ async def pending(database: Database) -> list[tuple[str, int]]:
             "SELECT job_id, seq FROM deliveries WHERE state = 'pending' ORDER BY job_id, seq"
         )
     )
+
+
+async def after_waiting(
+    database: Database, statement: Awaitable[Answer], held: str, *values: object
+) -> Answer:
+    """What the statement comes to when it had to wait for somebody who changed the row in the meantime."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    async with database.transaction() as other:
+        await other.execute(held, *values)
+        task = asyncio.ensure_future(statement)
+        async with asyncio.timeout(30 * PATIENCE):
+            while not await database.fetchval(waiting):
+                await asyncio.sleep(0.01)
+    return await task
+
+
+async def test_a_try_is_recorded_although_its_lease_is_renewed_in_the_same_moment(database: Database) -> None:
+    job_id = await done_job(database)
+    [delivery] = await claim(database)
+    [following] = await after_waiting(
+        database, record(database, tried(delivery)), outbox.RENEW, [job_id], [1], [0], 10.0
+    )
+    assert await pending(database) == [(job_id, 2), (job_id, 3), (job_id, 4)]
+    assert following is not None
+    assert following["seq"] == 2
+
+
+async def test_the_next_of_a_job_is_handed_out_although_somebody_puts_it_off_in_the_same_moment(
+    database: Database,
+) -> None:
+    job_id = await done_job(database)
+    [delivery] = await claim(database)
+    put_off = "UPDATE deliveries SET next_try_at = now() + interval '1 hour' WHERE job_id = $1 AND seq = 2"
+    [following] = await after_waiting(database, record(database, tried(delivery)), put_off, job_id)
+    assert following is not None
+    assert following["seq"] == 2
+
+
+async def test_a_lease_is_renewed_although_its_delivery_is_hastened_in_the_same_moment(
+    database: Database,
+) -> None:
+    job_id = await done_job(database)
+    await claim(database)
+    renewing = outbox.renew(database, [(job_id, 1, 0)], 1000.0)
+    await after_waiting(database, renewing, outbox.REDELIVER, job_id, "default", 1)
+    left = (
+        "SELECT leased_until > now() + interval '500 seconds' FROM deliveries WHERE job_id = $1 AND seq = 1"
+    )
+    assert await database.fetchval(left, job_id)
 
 
 async def test_only_the_first_pending_delivery_of_a_job_can_be_claimed(database: Database) -> None:
