@@ -14,10 +14,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
+from app.store import locks
 from app.store.database import asyncpg_url, translated
 
 # Transaction-level, so that it is safe behind PgBouncer and gone with the connection.
-LOCK = sa.text("SELECT pg_advisory_xact_lock(7261348001)")
+LOCK = sa.text(f"SELECT pg_advisory_xact_lock({locks.MIGRATE})")
 
 
 async def migrate(url: str) -> str:

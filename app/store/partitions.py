@@ -9,12 +9,13 @@ from datetime import date, datetime, timedelta
 
 import asyncpg
 
+from app.store import locks
 from app.store.database import Database, Runner
 
 DAYS_AHEAD = 3
 REST_BATCH = 5000
 
-ONE_AT_A_TIME = "SELECT pg_try_advisory_xact_lock(7261348003)"
+ONE_AT_A_TIME = locks.try_lock(locks.RENEW_PARTITIONS)
 TODAY = "SELECT (now() AT TIME ZONE 'UTC')::date"
 DAYS = """
 SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid

@@ -11,11 +11,12 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 
 from app.jobs.ids import id_floor
+from app.store import locks
 from app.store.database import Database
 from app.store.steer import delete_locked
 
 BATCH = 500
-ONE_AT_A_TIME = "SELECT pg_try_advisory_xact_lock(7261348005)"
+ONE_AT_A_TIME = locks.try_lock(locks.PRUNE)
 
 # Compared as pairs, so that only the index of the queue has them in this order, and never the primary key.
 # Who holds such a row is about to read it or to note something: it is found again on the next walk.

@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from app.store import dependencies, keys
+from app.store import dependencies, keys, locks
 from app.store.database import Database
 from app.store.keys import Key
 
 MAX_KEYS = 20_000
 MAX_DEPENDENCIES = 5_000
 
-ONE_AT_A_TIME = "SELECT pg_try_advisory_xact_lock(7261348004)"
+ONE_AT_A_TIME = locks.try_lock(locks.REPAIR)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import asyncpg
 
+from app.store import locks
 from app.store.database import Database
 from app.store.tail import EVENT_AND_OUTBOX
 from app.store.tallies import tally
 
 BATCH = 500
-ONE_AT_A_TIME = "SELECT pg_try_advisory_xact_lock(7261348002)"
+ONE_AT_A_TIME = locks.try_lock(locks.SWEEP)
 
 # The columns that every end or interruption of a run resets, whoever caused it.
 _LEAVE_RUN = """

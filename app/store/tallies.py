@@ -8,6 +8,7 @@ queue and state, in the same commit, however many jobs it moved. They are folded
 from collections.abc import Mapping
 
 from app.jobs.states import TERMINAL
+from app.store import locks
 from app.store.database import Database
 
 ENDED = ", ".join(f"'{state}'" for state in sorted(TERMINAL))
@@ -40,7 +41,7 @@ async def note_enqueued(database: Database, jobs: Mapping[str, int]) -> None:
 # One at a time: two folds would wait for each other on the same totals.
 FOLD = f"""
 WITH mine AS (
-    SELECT pg_try_advisory_xact_lock(7261348003) AS ours
+    {locks.try_lock(locks.FOLD_TALLIES)} AS ours
 )
 , old AS (
     DELETE FROM queue_deltas USING mine
