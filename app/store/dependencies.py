@@ -41,9 +41,9 @@ class Resolved:
     cancelled: list[Steered] = field(default_factory=list)
 
 
-# A job that is gone without a trace is taken for one that failed.
+# A job that was removed has left its verdict (see steer.DELETE); one that is gone without a trace counts as failed.
 ENDED = """
-SELECT d.job_id, d.depends_on, coalesce(job.state, 'failed') AS state
+SELECT d.job_id, d.depends_on, coalesce(job.state, d.outcome, 'failed') AS state
 FROM dependencies d LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = d.depends_on LIMIT 1) AS job ON true
 WHERE d.depends_on = ANY ($1::text[]) AND (job.id IS NULL OR job.completed_at IS NOT NULL)
 LIMIT 5000

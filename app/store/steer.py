@@ -166,7 +166,12 @@ DELETE = (
     """
 WITH gone AS (
     DELETE FROM jobs WHERE id = ANY ($1::text[]) AND completed_at IS NOT NULL
-    RETURNING id, queue, state, created_at, updated_at
+    RETURNING id, queue, state, created_at, updated_at, has_dependents
+)
+, outcomes AS (
+    -- Those who wait for it may not have been told yet: whoever ended it may have died before.
+    UPDATE dependencies SET outcome = gone.state FROM gone
+    WHERE dependencies.depends_on = gone.id AND gone.has_dependents AND dependencies.job_id <> ALL ($1::text[])
 )
 , dependencies_gone AS (DELETE FROM dependencies USING gone WHERE dependencies.job_id = gone.id)
 """

@@ -487,13 +487,15 @@ class WorkerPresence(SQLModel, table=True):
 
 
 class Dependency(SQLModel, table=True):
-    """One thing that a job still waits for; gone as soon as that has ended."""
+    """One thing that a job still waits for; gone once its end has been followed."""
 
     __tablename__ = "dependencies"
     __table_args__ = (sa.Index("dependencies_depends_on", "depends_on"),)
 
     job_id: str = Field(sa_column=sa.Column(ID, primary_key=True))
     depends_on: str = Field(sa_column=sa.Column(ID, primary_key=True))
+    # The state in which it ended, where it was removed before that.
+    outcome: str | None = _text()
 
 
 class QueueLimit(SQLModel, table=True):

@@ -1,6 +1,7 @@
 """One server for a whole file of tests; each test has queues of its own."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import time
@@ -12,6 +13,7 @@ import asyncpg
 import httpx
 import pytest
 
+from app.store import locks
 from app.store.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, Server, _create_database, _drop_database, free_port, wait_until
 
@@ -102,6 +104,20 @@ class Caller:
                 await connection.close()
 
         return asyncio.run(run())
+
+    @contextlib.contextmanager
+    def no_repair(self) -> Iterator[None]:
+        """As long as another replica is at it, or believes so, nobody finds what a crash left undone."""
+        with contextlib.closing(asyncio.new_event_loop()) as loop:
+            connection = loop.run_until_complete(asyncpg.connect(self._database_url))
+            transaction = connection.transaction()
+            loop.run_until_complete(transaction.start())
+            try:
+                taken = "SELECT pg_advisory_xact_lock($1)"
+                loop.run_until_complete(connection.execute(taken, locks.REPAIR))
+                yield
+            finally:
+                loop.run_until_complete(connection.close())
 
     def events(self, job_id: str) -> list[dict[str, Any]]:
         """The log as it stands in the database."""

@@ -105,6 +105,23 @@ def test_what_a_crash_left_waiting_is_found_by_the_repair(call: Caller, queue: s
     assert call.claim(queue, wait=5)[0]["job_id"] == second
 
 
+@pytest.mark.parametrize("end", ["done", "failed"])
+def test_what_was_deleted_before_the_repair_decides_as_it_ended(call: Caller, queue: str, end: str) -> None:
+    first = call.submit(queue)
+    second = call.submit(queue, depends_on=[first])
+    [claimed] = call.claim(queue)
+    with call.no_repair():
+        # Settled by a replica that died before it could follow.
+        ended = "UPDATE jobs SET state = $2, completed_at = now(), lease_token = NULL WHERE id = $1"
+        call.sql(ended, claimed["job_id"], end)
+        assert call.http.delete(f"/jobs/{first}").status_code == 204
+    if end == "done":
+        assert call.claim(queue, wait=5)[0]["job_id"] == second
+    else:
+        soon(lambda: call.state(second) == "cancelled")
+    assert call.sql("SELECT * FROM dependencies WHERE job_id = $1", second) == []
+
+
 def test_a_waiting_job_that_is_cancelled_stays_so(call: Caller, queue: str) -> None:
     first = call.submit(queue)
     second = call.submit(queue, depends_on=[first])
