@@ -385,32 +385,35 @@ async def heads(database: Database) -> list[Head]:
     return [Head(**record) for record in await database.fetch(HEADS)]
 
 
-# A loose index scan: one probe per queue that has waiting jobs.
-_WAITING_QUEUES = """
+# A loose index scan: one probe per queue that has waiting jobs, which finds the first of them to come due.
+_WAITING = """
 WITH RECURSIVE waiting AS (
-    (SELECT queue FROM jobs WHERE state = 'queued' AND ready_at IS NULL AND gate IS NULL ORDER BY queue LIMIT 1)
+    (SELECT queue, run_at FROM jobs
+     WHERE state = 'queued' AND ready_at IS NULL AND gate IS NULL ORDER BY queue, run_at LIMIT 1)
     UNION ALL
-    SELECT following.queue FROM waiting CROSS JOIN LATERAL (
-        SELECT queue FROM jobs
+    SELECT following.queue, following.run_at FROM waiting CROSS JOIN LATERAL (
+        SELECT queue, run_at FROM jobs
         WHERE state = 'queued' AND ready_at IS NULL AND gate IS NULL AND queue > waiting.queue
-        ORDER BY queue LIMIT 1
+        ORDER BY queue, run_at LIMIT 1
     ) AS following
 )
 """
 
 # Ready what has come due: scheduled jobs and those that backed off. No state changes, so no event. With a key
-# they have yet to stand in line for it.
+# they have yet to stand in line for it. Each queue with something due has an equal share of the round, so that a
+# crowd in one holds up none of the others; if there are more queues than a round has room for, chance decides
+# whose turn it is, so that none is passed over twice in a row for its name.
 PROMOTE = (
-    _WAITING_QUEUES
+    _WAITING
     + """
+, crowds AS MATERIALIZED (SELECT queue FROM waiting WHERE run_at <= now() ORDER BY random() LIMIT $1)
 , due AS MATERIALIZED (
-    SELECT found.id FROM waiting CROSS JOIN LATERAL (
+    SELECT found.id FROM crowds CROSS JOIN LATERAL (
         SELECT id FROM jobs
-        WHERE queue = waiting.queue AND state = 'queued' AND ready_at IS NULL AND gate IS NULL AND run_at <= now()
-        ORDER BY run_at LIMIT $1
+        WHERE queue = crowds.queue AND state = 'queued' AND ready_at IS NULL AND gate IS NULL AND run_at <= now()
+        ORDER BY run_at LIMIT greatest($1 / (SELECT count(*) FROM crowds), 1)
         FOR UPDATE SKIP LOCKED
     ) AS found
-    LIMIT $1
 )
 , promoted AS (
     UPDATE jobs AS j SET
@@ -424,15 +427,8 @@ SELECT DISTINCT queue, lane, concurrency_key AS key FROM promoted
 )
 
 NEXT_DUE = (
-    _WAITING_QUEUES
-    + """
-SELECT date_part('epoch', min(first.run_at) - now()) FROM waiting CROSS JOIN LATERAL (
-    SELECT run_at FROM jobs
-    WHERE queue = waiting.queue AND state = 'queued' AND ready_at IS NULL AND gate IS NULL
-      AND run_at < 'infinity'
-    ORDER BY run_at LIMIT 1
-) AS first
-"""
+    _WAITING
+    + "SELECT date_part('epoch', min(run_at) - now()) FROM waiting WHERE run_at < 'infinity'"
 )
 
 

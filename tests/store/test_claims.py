@@ -295,3 +295,26 @@ async def test_the_next_due_moment_is_known_to_the_second(database: Database) ->
     seconds = await seconds_until_next_due(database)
     assert seconds is not None
     assert 90 < seconds <= 100
+
+
+async def test_a_crowd_that_is_due_in_one_queue_holds_up_no_other(database: Database) -> None:
+    for queue, jobs in (("a-crowd", 60), ("b", 1), ("c", 3)):
+        await put(database, *(job(queue=queue, delay_seconds=60) for _ in range(jobs)))
+    await database.execute("UPDATE jobs SET run_at = now() - interval '1 minute'")
+    assert {queue for queue, _ in (await promote(database, limit=12)).work} == {"a-crowd", "b", "c"}
+    ready = await database.fetch(
+        "SELECT queue, count(ready_at) AS jobs FROM jobs GROUP BY queue ORDER BY queue"
+    )
+    assert [(row["queue"], row["jobs"]) for row in ready] == [("a-crowd", 4), ("b", 1), ("c", 3)]
+    # Alone again, it has the whole round.
+    await promote(database, limit=12)
+    assert await database.fetchval("SELECT count(ready_at) FROM jobs WHERE queue = 'a-crowd'") == 16
+
+
+async def test_with_more_queues_than_a_round_has_room_for_each_has_its_turn(database: Database) -> None:
+    await put(database, *(job(queue=f"q{n % 20}", delay_seconds=60) for n in range(100)))
+    await database.execute("UPDATE jobs SET run_at = now() - interval '1 minute'")
+    assert len((await promote(database, limit=5)).work) == 5
+    while (await promote(database, limit=5)).work:
+        pass
+    assert await database.fetchval("SELECT count(*) FROM jobs WHERE ready_at IS NULL") == 0
