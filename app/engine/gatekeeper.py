@@ -147,6 +147,8 @@ class Gatekeeper:
 
     async def _resolve(self, ended: list[str]) -> None:
         resolved = await dependencies.resolve(self._database, ended)
+        # In turn with everything else that waits to be done here.
+        self._ended.update(resolved.unfinished)
         if resolved.work:
             GATES_PASSED.labels(dependencies.GATE).inc(len(resolved.work))
             self._hub.work_ready(resolved.work)

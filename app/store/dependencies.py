@@ -5,6 +5,7 @@ so there is no cycle to be made. A job that others wait for is marked (`has_depe
 other costs nothing.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -39,14 +40,19 @@ class Resolved:
     keys: set[Key] = field(default_factory=set)
     delayed: bool = False
     cancelled: list[Steered] = field(default_factory=list)
+    # Those of the jobs that more waited for than one step takes: to be resolved again.
+    unfinished: list[str] = field(default_factory=list)
 
 
+# How many of those who wait are handled in one commit; each job that ended has its share of them.
+STEP = 1000
 # A job that was removed has left its verdict (see steer.DELETE); one that is gone without a trace counts as failed.
 ENDED = """
 SELECT d.job_id, d.depends_on, coalesce(job.state, d.outcome, 'failed') AS state
-FROM dependencies d LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = d.depends_on LIMIT 1) AS job ON true
-WHERE d.depends_on = ANY ($1::text[]) AND (job.id IS NULL OR job.completed_at IS NOT NULL)
-LIMIT 5000
+FROM unnest($1::text[]) AS ended (id)
+CROSS JOIN LATERAL (SELECT job_id, depends_on, outcome FROM dependencies WHERE depends_on = ended.id LIMIT $2) AS d
+LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = d.depends_on LIMIT 1) AS job ON true
+WHERE job.id IS NULL OR job.completed_at IS NOT NULL
 """
 # Those who wait for the same job are handled one after the other, so that the last one sees that it is the last.
 HOLD = "SELECT id, tenant, gate, state, on_dependency_failure FROM jobs WHERE id = ANY ($1::text[]) ORDER BY id FOR UPDATE"
@@ -67,9 +73,13 @@ RETURNING queue, lane, concurrency_key AS key, ready_at IS NOT NULL AS ready
 
 
 async def resolve(database: Database, job_ids: Sequence[str]) -> Resolved:
-    """These jobs have ended: let go or cancel those who waited for them, as each of those wanted it."""
+    """These jobs have ended: let go or cancel those who waited for them, as each of those wanted it.
+
+    One step of it, however many they are: see `unfinished`.
+    """
+    share = max(1, STEP // len(job_ids)) if job_ids else 0
     async with database.transaction() as connection:
-        ended: list[asyncpg.Record] = await connection.fetch(ENDED, job_ids)
+        ended: list[asyncpg.Record] = await connection.fetch(ENDED, job_ids, share)
         if not ended:
             return Resolved()
         waiting = {row["id"]: row for row in await connection.fetch(HOLD, [row["job_id"] for row in ended])}
@@ -81,7 +91,8 @@ async def resolve(database: Database, job_ids: Sequence[str]) -> Resolved:
             job = waiting.get(row["job_id"])
             if job and job["gate"] == GATE and _fails(row["state"], job["on_dependency_failure"]):
                 doomed.setdefault(job["tenant"], []).append(row["job_id"])
-        resolved = Resolved()
+        waited_for = Counter(row["depends_on"] for row in ended)
+        resolved = Resolved(unfinished=[each for each, waiters in waited_for.items() if waiters == share])
         for tenant, ids in doomed.items():
             resolved.cancelled += await cancel_all(connection, sorted(set(ids)), tenant, FAILURE_REASON)
         for row in await connection.fetch(LET_THROUGH, list(waiting)):
