@@ -29,6 +29,7 @@ IS_TROUBLED = sa.text(f"state IN ({_states(TERMINAL - {State.DONE})})")
 IS_CLAIMABLE = sa.text("state = 'queued' AND ready_at IS NOT NULL")
 IS_WAITING = sa.text("state = 'queued' AND ready_at IS NULL AND gate IS NULL")
 IS_GATED = sa.text("state = 'queued' AND gate IS NOT NULL")
+IS_ASLEEP = sa.text("state = 'queued' AND ready_at IS NULL AND reason = 'target_asleep'")
 IS_FAIR = sa.text(f"{IS_CLAIMABLE.text} AND fair_value IS NOT NULL")
 # Takes one of its key's places: it runs, or could be claimed any moment.
 HOLDS_ITS_KEY = sa.text(
@@ -155,6 +156,8 @@ class Job(SQLModel, table=True):
         sa.Index("jobs_live", "state", "id", postgresql_where=IS_LIVE),
         sa.Index("jobs_troubled", "state", "id", postgresql_where=IS_TROUBLED),
         sa.Index("jobs_by_queue", "queue", "id"),
+        # Newest first by model. Jobs without a model, where a microsecond counts, pay nothing for it.
+        sa.Index("jobs_by_model", "tenant", "model", "id", postgresql_where=sa.text("model IS NOT NULL")),
         sa.Index(
             "jobs_deadline", "deadline", postgresql_where=sa.text(f"deadline IS NOT NULL AND {IS_LIVE.text}")
         ),
@@ -172,11 +175,9 @@ class Job(SQLModel, table=True):
             postgresql_ops={"metadata": "jsonb_path_ops"},
             postgresql_where=sa.text("metadata IS NOT NULL"),
         ),
-        sa.Index(
-            "jobs_asleep",
-            "id",
-            postgresql_where=sa.text("state = 'queued' AND ready_at IS NULL AND reason = 'target_asleep'"),
-        ),
+        sa.Index("jobs_asleep", "id", postgresql_where=IS_ASLEEP),
+        # Which targets are needed, however many jobs wait for them.
+        sa.Index("jobs_asleep_lanes", "lane", postgresql_where=IS_ASLEEP),
         sa.Index(
             "jobs_unbooked",
             "completed_at",
@@ -525,6 +526,22 @@ class QueueTotal(SQLModel, table=True):
     queue: str = Field(sa_column=sa.Column(sa.Text, primary_key=True))
     state: str = Field(sa_column=sa.Column(sa.Text, primary_key=True))
     jobs: int = Field(sa_column=sa.Column(sa.BigInteger, nullable=False))
+
+
+class RetentionWalk(SQLModel, table=True):
+    """How far the pruner has come: through all jobs (`queue` is empty), and through each queue that keeps its jobs
+    for a shorter time than most."""
+
+    __tablename__ = "retention_walks"
+    __table_args__ = (sa.Index("retention_walks_due", "due_at"),)
+
+    queue: str = Field(sa_column=sa.Column(sa.Text, primary_key=True))
+    # The shortest time for which it keeps a job: no younger one is looked at.
+    horizon_seconds: float = Field(sa_column=sa.Column(sa.Float, nullable=False))
+    after_id: str = Field(default="", sa_column=sa.Column(ID, nullable=False, server_default=sa.text("''")))
+    # When the walk began at the oldest job, and when it goes on.
+    began_at: datetime = _time(null=False, server_default=NOW)
+    due_at: datetime = _time(null=False, server_default=NOW)
 
 
 class Schedule(SQLModel, table=True):

@@ -1,6 +1,6 @@
 """Targets in the database: those made over HTTP, and what is known of every one, for all replicas."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import asyncpg
@@ -120,12 +120,13 @@ async def park(database: Database, queue: str, lanes: Sequence[str], limit: int 
     return [row["id"] for row in await database.fetch(PARK, queue, list(lanes), limit)]
 
 
+# Waits for a row that somebody holds: one that is passed over would sleep on until a target answers anew.
 UNPARK = f"""
 WITH woken AS MATERIALIZED (
     SELECT id FROM jobs
-    WHERE state = 'queued' AND ready_at IS NULL AND reason = '{TARGET_ASLEEP}'
-    ORDER BY id
-    FOR UPDATE SKIP LOCKED
+    WHERE state = 'queued' AND ready_at IS NULL AND reason = '{TARGET_ASLEEP}' AND id > $1
+    ORDER BY id LIMIT $2
+    FOR UPDATE
 )
 , ready AS (
     UPDATE jobs AS j SET
@@ -135,19 +136,36 @@ WITH woken AS MATERIALIZED (
         gate = CASE WHEN j.concurrency_key IS NOT NULL THEN 'key' END,
         reason = CASE WHEN j.concurrency_key IS NOT NULL THEN 'key_busy' END
     FROM woken WHERE j.id = woken.id
-    RETURNING j.queue, j.lane
+    RETURNING j.id, j.queue, j.lane
 )
-SELECT DISTINCT queue, lane FROM ready
+SELECT queue, lane, max(id) AS last FROM ready GROUP BY queue, lane
 """
+UNPARK_BATCH = 1000
 
 
-async def unpark(database: Database) -> list[tuple[str, str]]:
-    """A target answered: all that waited for one is claimable. Returns the (queue, lane) pairs."""
-    return [(row["queue"], row["lane"]) for row in await database.fetch(UNPARK)]
+async def unpark(database: Database) -> AsyncIterator[list[tuple[str, str]]]:
+    """A target answered: all that waited for one is claimable. Tells the (queue, lane) pairs batch by batch.
+
+    Each job is visited once, in the order of the ids: those that only another target could serve are held back
+    again meanwhile.
+    """
+    after = ""
+    while rows := await database.fetch(UNPARK, after, UNPARK_BATCH):
+        yield [(row["queue"], row["lane"]) for row in rows]
+        after = max(row["last"] for row in rows)
 
 
+_PARKED = f"state = 'queued' AND ready_at IS NULL AND reason = '{TARGET_ASLEEP}'"
+# A loose index scan: one probe per lane, however many wait in it. Asked again and again while a target sleeps.
 PARKED_LANES = f"""
-SELECT DISTINCT lane FROM jobs WHERE state = 'queued' AND ready_at IS NULL AND reason = '{TARGET_ASLEEP}'
+WITH RECURSIVE parked AS (
+    (SELECT lane FROM jobs WHERE {_PARKED} ORDER BY lane LIMIT 1)
+    UNION ALL
+    SELECT following.lane FROM parked CROSS JOIN LATERAL (
+        SELECT lane FROM jobs WHERE {_PARKED} AND lane > parked.lane ORDER BY lane LIMIT 1
+    ) AS following
+)
+SELECT lane FROM parked
 """
 
 

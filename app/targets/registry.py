@@ -183,7 +183,7 @@ class Registry:
         if deleted:
             await self.reload()
             # Those that waited for it are looked at again.
-            self.ready(await store.unpark(self._database))
+            await self.unpark()
         return deleted
 
     async def _reload_once(self) -> float | None:
@@ -262,7 +262,13 @@ class Registry:
     def inventory_seconds(self) -> float:
         return self._inventory_seconds
 
-    def ready(self, work: list[tuple[str, str]]) -> None:
+    async def unpark(self) -> None:
+        """Let go of what was held back while targets were asleep, and tell where there is work."""
+        self._ready([])
+        async for work in store.unpark(self._database):
+            self._ready(work)
+
+    def _ready(self, work: list[tuple[str, str]]) -> None:
         for callback in self._on_ready:
             callback(work)
 
@@ -284,6 +290,7 @@ class _Prober:
         self._asked = 0.0
         self._asking = asyncio.Lock()
         self._version: Any = None
+        self._has_news = False
         self._loop = Loop(f"target-{target.name}", self._probe, interval=registry.inventory_seconds)
         self._gauge = TARGET_AWAKE.labels(target.name)
         target.on_trouble = lambda _: self.trouble()
@@ -363,7 +370,11 @@ class _Prober:
             if not was:
                 log.info("target.answers", target=target.name, models=len(inventory.names))
             self._registry.changed()
-            self._registry.ready(await store.unpark(self._registry.database))
+            self._has_news = True
+        if self._has_news:
+            # What a database that went away in the middle left undone is done after the next answer.
+            await self._registry.unpark()
+            self._has_news = False
 
     async def _no_answer(self, problem: str) -> None:
         target = self._target

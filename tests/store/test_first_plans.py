@@ -36,7 +36,6 @@ WALKS = {
     "sweep.RESCUE",
     "sweep.SUPERSEDE",
     "targets.PARKED_LANES",
-    "targets.UNPARK",
     "usage.BOOK",
     "usage.SUMS",
     "workers.LIST",
