@@ -4,6 +4,14 @@ A request must make progress within the time-out (headers as a whole, then each 
 be complete within ten times that. One timer per connection, whatever the number of requests. A client that
 does not read its answer is hung up on: what it has not taken is a few buffers, never more.
 
+One request at a time: what comes behind a request that is not answered yet stays unparsed, and when there is
+much of it, unread. So a connection costs its buffers, however many requests are pipelined on it. For that the
+parser is given exactly one head or one body at a time. What follows a chunked body, whose end only the parser
+finds, is not taken at all: the connection ends with the answer, as RFC 9112 allows.
+
+Nobody is upgraded to anything: a request that offers to be (Java's client offers h2c with everything) is read
+as if it had not, its body included. Trailers are counted and thrown away, never taken for headers.
+
 After a restart all event streams come back at once, and a thousand requests may be readable in one turn of
 the loop. Those wait on the porch and are read a few at a time, so that whoever submits a job meanwhile is not
 behind all of them (app/api/entrance.py then limits what it takes to begin them).
@@ -13,20 +21,35 @@ import asyncio
 from collections import deque
 from typing import Any
 
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.api.entrance import EVENT_STREAM
 from app.api.problems import problem_body
-from app.errors import ForemanError, HeadersTooLarge, RequestTimeout, Unparsable
-from app.telemetry import SLOW_READERS
+from app.errors import ForemanError, HeadersTooLarge, MethodNotAllowed, RequestTimeout, Unparsable
+from app.telemetry import REQUESTS, SLOW_READERS
 
 MAX_HEADER_BYTES = 64 * 1024
+MAX_TRAILER_BYTES = 8 * 1024
+# How much of what comes behind an unanswered request is read ahead. Not nothing: as long as the connection is
+# read, its end is noticed, and with it that nobody waits for the answer any more.
+MAX_UNREAD_BYTES = 64 * 1024
 WHOLE_REQUEST_FACTOR = 10
 # How many requests for event streams are read at once, and how long the others then have the loop and the
 # processor for themselves.
 READ_AT_ONCE = 2
 PAUSE_SECONDS = 0.002
-_REASONS = {400: b"Bad Request", 408: b"Request Timeout", 431: b"Request Header Fields Too Large"}
+END_OF_HEAD = b"\r\n\r\n"
+# Where in a request the parser is; a number above is what is left of a body that said its length.
+IN_HEAD = 0
+IN_CHUNKED_BODY = -1
+_REASONS = {
+    400: b"Bad Request",
+    405: b"Method Not Allowed",
+    408: b"Request Timeout",
+    431: b"Request Header Fields Too Large",
+}
 
 
 class Porch:
@@ -50,6 +73,47 @@ class Porch:
 _PORCH = Porch()
 
 
+class _Flow(FlowControl):
+    """Reading is also held back for reasons of ours, which no request that waits for its body knows of."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._held_back = False
+
+    def hold_back(self) -> None:
+        self._held_back = True
+        self.pause_reading()
+
+    def let_go(self) -> None:
+        if self._held_back:
+            self._held_back = False
+            self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if not self._held_back:
+            super().resume_reading()
+
+
+class _Trailers(list[tuple[bytes, bytes]]):
+    """Where the parser puts what looks like headers after the body: counted and forgotten."""
+
+    def __init__(self) -> None:
+        self._room = MAX_TRAILER_BYTES
+
+    def append(self, trailer: tuple[bytes, bytes]) -> None:
+        self._room -= len(trailer[0]) + len(trailer[1])
+        if self._room < 0:
+            raise _trailers_too_large()
+
+
+def _trailers_too_large() -> HeadersTooLarge:
+    return HeadersTooLarge(f"The trailers may have at most {MAX_TRAILER_BYTES} bytes.")
+
+
+class _Pipelined(Exception):
+    """A request came behind a chunked one, before that was answered."""
+
+
 class PacedProtocol(HttpToolsProtocol):
     request_timeout: float = 20.0
     reader_timeout: float = 30.0
@@ -59,14 +123,24 @@ class PacedProtocol(HttpToolsProtocol):
         # Since when the current request has made no progress; None while no request is coming in.
         self._waiting_since: float | None = None
         self._began = 0.0
-        self._header_bytes = 0
-        # What came while the request waits on the porch; None when it does not.
+        self._place = IN_HEAD
+        self._head_bytes = 0
+        # The end of a head that is not complete: what ends it may come in two parts.
+        self._seam = b""
+        # What of a chunked body came since there was last something of the body itself in it.
+        self._framing_bytes = 0
+        # What came while the request waits on the porch, or for the answer to the one before it; None when
+        # nothing waits. It begins at an offset: it may hold thousands of requests, taken one by one.
         self._unread: bytes | None = None
+        self._unread_from = 0
+        # Whatever else comes is not listened to.
+        self._deaf = False
         self._timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.flow: _Flow = _Flow(transport)
         self._request_expected()
         self._timer = self.loop.call_later(self.request_timeout, self._check_pace)
 
@@ -98,48 +172,143 @@ class PacedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._unread is not None:
-            self._unread += data
-            if len(self._unread) > MAX_HEADER_BYTES:
-                self.come_in()
-        elif data.startswith(b"GET ") and EVENT_STREAM in data and self._answered():
-            self._unread = data
+            self._wait_with(self._unread[self._unread_from :] + data, 0)
+        elif data.startswith(b"GET ") and EVENT_STREAM in data and self._place == IN_HEAD and self._answered():
+            self._wait_with(data, 0)
             _PORCH.wait(self)
-        else:
-            self._read(data)
+        elif not self._deaf:
+            self._read(data, 0)
+
+    def _wait_with(self, data: bytes, start: int) -> None:
+        self._unread, self._unread_from = data, start
+        if len(data) - start > MAX_UNREAD_BYTES:
+            self.flow.hold_back()
 
     def come_in(self) -> None:
-        """Off the porch; it may have left in the meantime."""
-        data, self._unread = self._unread, None
+        """Off the porch, or next in line; it may have left in the meantime."""
+        data, start, self._unread = self._unread, self._unread_from, None
         if data is not None and not self.transport.is_closing():
-            self._read(data)
+            self.flow.let_go()
+            self._read(data, start)
 
-    def _read(self, data: bytes) -> None:
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._unread is not None:
+            self.loop.call_soon(self.come_in)
+
+    def _read(self, data: bytes, start: int) -> None:
+        """Hand the parser one head or one body at a time, until a request has to be answered first."""
+        self._unset_keepalive_if_required()
         if self._waiting_since is None and self._answered():
             self._request_expected()
-        self._header_bytes += len(data)
-        super().data_received(data)
-        if self._header_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+        end = len(data)
+        while start < end and not self._deaf and not self.transport.is_closing():
+            if self._place > 0:
+                stop = min(end, start + self._place)
+                left = self._place - (stop - start)
+                self._parse(data[start:stop])
+                # Its end is the parser's to say; what is left then is only a wish.
+                if self._place != IN_HEAD:
+                    self._place = left or IN_CHUNKED_BODY
+                start = stop
+            elif self._place == IN_CHUNKED_BODY:
+                self._framing_bytes += end - start
+                self._parse(data[start:])
+                start = end
+                if self._framing_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
+                    self._refuse(_trailers_too_large())
+            elif self._answered():
+                start = self._read_head(data, start)
+            else:
+                self._wait_with(data, start)
+                return
+
+    def _read_head(self, data: bytes, start: int) -> int:
+        """As much of a head as there is; where it ends."""
+        seam = self._seam
+        found = (seam + data[start : start + 3]).find(END_OF_HEAD) if seam else -1
+        if found >= 0:
+            stop = start + found + 4 - len(seam)
+        else:
+            found = data.find(END_OF_HEAD, start)
+            stop = found + 4 if found >= 0 else len(data)
+        self._head_bytes += stop - start
+        if self._head_bytes > MAX_HEADER_BYTES:
             self._refuse(HeadersTooLarge(f"The headers may have at most {MAX_HEADER_BYTES} bytes."))
+            return stop
+        self._seam = b"" if found >= 0 else (seam + data[max(start, stop - 3) : stop])[-3:]
+        return start + self._parse(data[start:stop])
+
+    def _parse(self, data: bytes) -> int:
+        """Returns how much of it the parser took."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offered:
+            self._begin_without_upgrade()
+            return int(offered.args[0])
+        except httptools.HttpParserError as problem:
+            # What a callback raised is its context.
+            cause = problem.__context__
+            if isinstance(cause, _Pipelined):
+                self._deaf = True
+                self.cycle.keep_alive = False
+            else:
+                self._refuse(
+                    cause if isinstance(cause, ForemanError) else Unparsable("Invalid HTTP request received.")
+                )
+        return len(data)
+
+    def _begin_without_upgrade(self) -> None:
+        """Read the head again without its offer. The parser would take the body for another protocol."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(MethodNotAllowed("This is not a proxy."))
+            return
+        head = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
+        head += [b"%b: %b" % each for each in self.headers if each[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self._parse(b"\r\n".join(head) + END_OF_HEAD)
 
     def on_message_begin(self) -> None:
+        if not self._answered():
+            raise _Pipelined
         self._request_expected()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        if self.url[:1] != b"/":
+            self._target_names_host()
         self._progress()
         super().on_headers_complete()
+        self._place = _body_length(self.headers)
+        if self._place == IN_CHUNKED_BODY:
+            self.headers = _Trailers()
+
+    def _target_names_host(self) -> None:
+        """`GET http://host/path`: the Host header is to be ignored then (RFC 9112, 3.2.2)."""
+        target = httptools.parse_url(self.url)
+        if not target.host:
+            return
+        host = b"[%b]" % target.host if b":" in target.host else target.host
+        named = b"%b:%d" % (host, target.port) if target.port else host
+        self.headers[:] = [each for each in self.headers if each[0] != b"host"]
+        self.headers.append((b"host", named))
+        self.url = (target.path or b"/") + (b"?" + target.query if target.query else b"")
 
     def on_body(self, body: bytes) -> None:
         self._progress()
+        self._framing_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._waiting_since = None
-        self._header_bytes = 0
+        self._place = IN_HEAD
+        self._head_bytes = self._framing_bytes = 0
         super().on_message_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(Unparsable(msg))
 
     def _answered(self) -> bool:
         """No request is being answered: none came yet, or the last one's answer is through."""
@@ -148,12 +317,9 @@ class PacedProtocol(HttpToolsProtocol):
 
     def _request_expected(self) -> None:
         self._waiting_since = self._began = self.loop.time()
-        self._header_bytes = 0
 
     def _progress(self) -> None:
         self._waiting_since = self.loop.time()
-        # The headers are through; what comes now is body and is counted elsewhere.
-        self._header_bytes = -(1 << 62)
 
     def _check_pace(self) -> None:
         if self.transport.is_closing():
@@ -172,11 +338,23 @@ class PacedProtocol(HttpToolsProtocol):
         """Say why, unless an answer is already on its way, and hang up."""
         if self._answered() or not self.cycle.response_started:
             body = problem_body(error)
+            REQUESTS.labels("other", str(error.status)).observe(self.loop.time() - self._began)
             self.transport.write(
                 b"HTTP/1.1 %d %b\r\ncontent-type: application/problem+json\r\ncontent-length: %d\r\n"
                 b"connection: close\r\n\r\n%b" % (error.status, _REASONS[error.status], len(body), body)
             )
         self.transport.close()
+
+
+def _body_length(headers: list[tuple[bytes, bytes]]) -> int:
+    """As far as the headers say it; the parser has found them sound."""
+    length = 0
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return IN_CHUNKED_BODY
+        if name == b"content-length":
+            length = int(value)
+    return length
 
 
 def paced(request_timeout: float, reader_timeout: float) -> type[PacedProtocol]:
