@@ -55,6 +55,12 @@ class Settings(BaseSettings):
         20, ge=0, le=3600, description="time that running jobs have to finish at shutdown"
     )
     max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024, le=1 << 30, description="largest request body")
+    max_bytes_in_flight: int = Field(
+        256 * 1024 * 1024,
+        ge=1024,
+        le=1 << 40,
+        description="bytes of request bodies that one process holds at the same time; at least one body",
+    )
     max_json_depth: int = Field(64, ge=4, le=500, description="deepest nesting of a JSON body")
     request_timeout_seconds: float = Field(
         20,
@@ -119,7 +125,11 @@ class Settings(BaseSettings):
     target_timeout_seconds: float = Field(
         300, ge=0.1, le=86_400, description="how long a target may say nothing in the middle of a job"
     )
-    cors_origins: str = Field("", description="origins of browser clients, separated by commas; * for any")
+    allowed_hosts: str = Field(
+        "",
+        description="names, separated by commas, that this server is called by besides the loopback ones",
+    )
+    cors_origins: str = Field("", description="origins of browser clients, separated by commas")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="least severe log line to write"
     )
@@ -163,6 +173,26 @@ class Settings(BaseSettings):
             raise ValueError("API keys are not built yet; leave it off and serve this machine only")
         return value
 
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_names(cls, value: str) -> str:
+        for name in listed(value):
+            if not re.fullmatch(r"[A-Za-z0-9._\-]+|\[?[0-9A-Fa-f:.]+\]?", name):
+                raise ValueError("must be names without a port, separated by commas")
+        return value
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _are_origins(cls, value: str) -> str:
+        for origin in listed(value):
+            if origin in {"*", "null"}:
+                raise ValueError(
+                    "must name the origins: without authentication, any web page could drive this server"
+                )
+            if not re.fullmatch(r"[a-z][a-z0-9+.\-]*://[^/,\s]+", origin):
+                raise ValueError("must be origins like https://chat.example, separated by commas")
+        return value
+
     @field_validator("host")
     @classmethod
     def _is_loopback(cls, value: str) -> str:
@@ -172,6 +202,11 @@ class Settings(BaseSettings):
                 "must be a loopback address (127.0.0.1, ::1 or localhost) while there is no authentication"
             )
         return value
+
+
+def listed(value: str) -> list[str]:
+    """The entries of a setting that is a list separated by commas."""
+    return [each.strip() for each in value.split(",") if each.strip()]
 
 
 def is_loopback(host: str) -> bool:

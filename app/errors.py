@@ -20,6 +20,7 @@
     ├── QueueFull             429 queue_full
     ├── RateLimited           429 rate_limited
     └── Unavailable           503 unavailable
+        └── Overloaded        503 unavailable
 
 Raised anywhere, rendered in one place (app/api/problems.py) as RFC 9457 problem documents.
 """
@@ -33,6 +34,8 @@ class ForemanError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     title: ClassVar[str] = "Something went wrong on our side"
+    # The rest of the request is not going to be read: the connection ends with the answer.
+    closes: ClassVar[bool] = False
 
     def __init__(self, detail: str = "", *, retry_after: float | None = None, **extra: Any) -> None:
         super().__init__(detail or self.title)
@@ -95,6 +98,7 @@ class KeyBusy(Conflict):
 
 class PayloadTooLarge(ForemanError):
     status, code, title = 413, "payload_too_large", "The request body is too large"
+    closes = True
 
 
 class HeadersTooLarge(PayloadTooLarge):
@@ -115,3 +119,8 @@ class RateLimited(ForemanError):
 
 class Unavailable(ForemanError):
     status, code, title = 503, "unavailable", "The service is not available right now"
+
+
+class Overloaded(Unavailable):
+    title = "The server has as much to read as it can hold"
+    closes = True

@@ -35,11 +35,12 @@ from app.api import (
 )
 from app.api.admission import Admission
 from app.api.edge import Edge
+from app.api.guard import Guard
 from app.api.house import House
 from app.api.lines import Lines
 from app.api.problems import handle_bug, handle_foreman_error, handle_http_exception
 from app.artifacts.store import ArtifactStore
-from app.config import Settings
+from app.config import Settings, listed
 from app.engine.claimdesk import ClaimDesk
 from app.engine.dispatcher import Dispatcher
 from app.engine.janitor import Janitor
@@ -347,4 +348,12 @@ def create_app(settings: Settings) -> Edge:
     # FastAPI's documented way to extend the document.
     app.openapi = openapi  # type: ignore[method-assign]
     hot_routes, stream_routes = ({}, {}) if settings.role == "worker" else (HOT_ROUTES, STREAM_ROUTES)
-    return Edge(app, settings.max_body_bytes, settings.max_artifact_bytes, hot_routes, stream_routes)
+    return Edge(
+        app,
+        Guard(listed(settings.allowed_hosts), listed(settings.cors_origins)),
+        max_body_bytes=settings.max_body_bytes,
+        max_artifact_bytes=settings.max_artifact_bytes,
+        max_bytes_in_flight=settings.max_bytes_in_flight,
+        hot_routes=hot_routes,
+        stream_routes=stream_routes,
+    )

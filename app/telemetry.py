@@ -19,6 +19,7 @@ REQUESTS = Histogram(
     ["method", "status"],
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
 )
+BODY_BYTES = Gauge("foreman_request_body_bytes", "Bytes of request bodies that this process holds now.")
 
 SETTLEMENTS = Counter(
     "foreman_settlements", "Settlements by verb and whether the lease still held.", ["verb", "ok"]

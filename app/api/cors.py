@@ -3,9 +3,11 @@
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
+from app.config import listed
+
 
 def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
-    allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
+    allowed = listed(origins)
     if not allowed:
         return app
     return CORSMiddleware(

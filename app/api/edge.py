@@ -1,4 +1,5 @@
-"""The outermost room of the HTTP surface, as pure ASGI: request ids, body limits, time, the last catch.
+"""The outermost room of the HTTP surface, as pure ASGI: who may come in, how large,
+request ids, time, the last catch.
 
 Pure ASGI on purpose: it sees a client's disconnect, streams pass through it untouched, and it costs
 microseconds.
@@ -8,7 +9,7 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import structlog
@@ -16,16 +17,20 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
+from app.api.body import Body, InFlight
 from app.api.direct import Endpoint
 from app.api.entrance import EVENT_STREAM, Entrance
+from app.api.guard import Guard, check_host
 from app.api.problems import error_response
-from app.errors import ForemanError, PayloadTooLarge
-from app.telemetry import REQUESTS
+from app.errors import ForemanError
+from app.telemetry import BODY_BYTES, REQUESTS
 
 log = structlog.get_logger()
 
 BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_REQUEST_ID = 128
+# What the metrics call a request whose client left before it was answered.
+HUNG_UP = 499
 
 # A request id needs to be unique, not unguessable: a name for the process and a number.
 _PROCESS = secrets.token_hex(6).encode()
@@ -43,63 +48,69 @@ class Edge:
     def __init__(
         self,
         app: FastAPI,
+        guard: Guard,
+        *,
         max_body_bytes: int,
         max_artifact_bytes: int,
+        max_bytes_in_flight: int,
         hot_routes: Mapping[tuple[str, str], Endpoint],
         stream_routes: Mapping[str, Endpoint],
     ) -> None:
         self.app = app
+        self._guard = guard
         self._max_body_bytes = max_body_bytes
         self._max_artifact_bytes = max_artifact_bytes
+        self._in_flight = InFlight(max(max_bytes_in_flight, max_body_bytes))
         self._hot_routes = hot_routes
         self._entrance = Entrance(app, stream_routes)
         self._timers: dict[tuple[str, int], Any] = {}
+        BODY_BYTES.set_function(lambda: self._in_flight.held)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         began = time.perf_counter()
-        status = 0
-        request_id = b""
-        length = 0
-        streams = False
-        for name, value in scope["headers"]:
-            if name == b"x-request-id":
-                request_id = value
-            elif name == b"content-length" and value.isdigit():
-                length = int(value)
-            elif name == b"accept":
-                streams = EVENT_STREAM in value
-        if not _is_clean(request_id):
-            request_id = b"%b-%x" % (_PROCESS, next(_REQUESTS))
-        scope.setdefault("state", {})["request_id"] = request_id.decode()
-
-        async def tell(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-            await send(message)
-
+        head = _Head(scope["headers"])
+        if not _is_clean(head.request_id):
+            head.request_id = b"%b-%x" % (_PROCESS, next(_REQUESTS))
+        state = scope.setdefault("state", {})
+        state["request_id"] = head.request_id.decode()
+        answer = _Answer(send, head.request_id)
+        body: Body | None = None
         try:
-            limit = self._limit(scope)
-            if length > limit:
-                raise _too_large(limit)
-            bounded = receive if scope["method"] in BODILESS else _bounded(receive, limit)
-            await self._respond(scope, bounded, tell, streams=streams)
-        except ForemanError as error:
-            if status:
-                raise
-            await _answer(error, scope, tell)
-        except Exception:
+            if head.hosts != 1:
+                check_host(head.hosts, scope)
+            self._guard.check(scope, head.host, head.origin, head.site)
+            if scope["method"] not in BODILESS:
+                body = state["body"] = self._body(scope, receive)
+                body.check(head.length)
+                receive = body.receive
+            await self._respond(scope, receive, answer.send, streams=head.streams)
+        except Exception as error:
+            await self._fail(error, scope, answer)
+        finally:
+            if body is not None:
+                body.release()
+            self._observe(scope, answer.status or HUNG_UP, time.perf_counter() - began)
+
+    async def _fail(self, error: Exception, scope: Scope, answer: "_Answer") -> None:
+        if not isinstance(error, ForemanError):
             log.exception(
-                "request.failed", method=scope["method"], path=scope["path"], request_id=request_id.decode()
+                "request.failed",
+                method=scope["method"],
+                path=scope["path"],
+                request_id=scope["state"]["request_id"],
             )
-            if status:
-                raise
-            await _answer(ForemanError(), scope, tell)
-        self._observe(scope, status, time.perf_counter() - began)
+        if not answer.status:
+            refusal = error_response(
+                scope["path"], error if isinstance(error, ForemanError) else ForemanError()
+            )
+            await refusal(scope, _nothing_more, answer.send)
+        elif not answer.complete:
+            # An answer that has begun can only be broken off. The framework raises after its own 500, too,
+            # but then all is said and the connection is as good as before.
+            raise error
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send, *, streams: bool) -> None:
         endpoint = self._hot_routes.get((scope["method"], scope["path"]))
@@ -112,10 +123,11 @@ class Edge:
         else:
             await self.app(scope, receive, send)
 
-    def _limit(self, scope: Scope) -> int:
+    def _body(self, scope: Scope, receive: Receive) -> Body:
         # Only artifacts are streamed through; everything else is held in memory.
-        is_artifact = scope["method"] == "PUT" and _ARTIFACT.match(scope["path"])
-        return self._max_artifact_bytes if is_artifact else self._max_body_bytes
+        if scope["method"] == "PUT" and _ARTIFACT.match(scope["path"]):
+            return Body(receive, self._max_artifact_bytes, None)
+        return Body(receive, self._max_body_bytes, self._in_flight)
 
     def _observe(self, scope: Scope, status: int, seconds: float) -> None:
         if "stream" in scope["state"]:
@@ -130,31 +142,59 @@ class Edge:
         timer.observe(seconds)
 
 
-def _bounded(receive: Receive, room: int) -> Receive:
-    """Counts the body while it is read, so that nothing beyond the limit is ever buffered."""
-    limit = room
-
-    async def bounded() -> Message:
-        nonlocal room
-        message = await receive()
-        if message["type"] == "http.request":
-            room -= len(message.get("body", b""))
-            if room < 0:
-                raise _too_large(limit)
-        return message
-
-    return bounded
-
-
-def _too_large(limit: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"The body may have at most {limit} bytes.")
-
-
 def _is_clean(request_id: bytes) -> bool:
     return 0 < len(request_id) <= MAX_REQUEST_ID and all(33 <= byte <= 126 for byte in request_id)
 
 
-async def _answer(error: ForemanError, scope: Scope, send: Send) -> None:
-    refusal = error_response(scope["path"], error)
-    await send({"type": "http.response.start", "status": refusal.status_code, "headers": refusal.raw_headers})
-    await send({"type": "http.response.body", "body": bytes(refusal.body)})
+async def _nothing_more() -> Message:
+    return {"type": "http.disconnect"}
+
+
+class _Head:
+    """What the edge needs to know of a request's headers, found in one pass."""
+
+    __slots__ = ("host", "hosts", "length", "origin", "request_id", "site", "streams")
+
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.request_id = b""
+        self.length = self.hosts = 0
+        self.streams = False
+        self.host: bytes | None = None
+        self.origin: bytes | None = None
+        self.site: bytes | None = None
+        for name, value in headers:
+            if name == b"host":
+                self.hosts += 1
+                self.host = value
+            elif name == b"content-length" and value.isdigit():
+                self.length = int(value)
+            elif name == b"accept":
+                self.streams = EVENT_STREAM in value
+            elif name == b"x-request-id":
+                self.request_id = value
+            elif name == b"origin":
+                # Of two, neither is believed.
+                self.origin = value if self.origin is None else b"null"
+            elif name == b"sec-fetch-site":
+                self.site = value
+
+
+class _Answer:
+    """Sends an answer on, and knows how far it has come."""
+
+    __slots__ = ("_request_id", "_send", "complete", "status")
+
+    def __init__(self, send: Send, request_id: bytes) -> None:
+        self._send = send
+        self._request_id = request_id
+        self.status = 0
+        self.complete = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], (b"x-request-id", self._request_id)]
+            await self._send(message)
+        else:
+            await self._send(message)
+            self.complete = not message.get("more_body", False)

@@ -17,7 +17,6 @@ from app.errors import (
     InvalidRequest,
     MethodNotAllowed,
     NotFound,
-    PayloadTooLarge,
     Unauthorized,
     Unparsable,
 )
@@ -50,8 +49,7 @@ def problem_headers(error: ForemanError) -> dict[str, str]:
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
-    if isinstance(error, PayloadTooLarge):
-        # The rest of the body is not going to be read.
+    if error.closes:
         headers["connection"] = "close"
     return headers
 

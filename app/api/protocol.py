@@ -173,7 +173,7 @@ class PacedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._unread is not None:
             self._wait_with(self._unread[self._unread_from :] + data, 0)
-        elif data.startswith(b"GET ") and EVENT_STREAM in data and self._place == IN_HEAD and self._answered():
+        elif data.startswith(b"GET ") and EVENT_STREAM in data and self._is_idle():
             self._wait_with(data, 0)
             _PORCH.wait(self)
         elif not self._deaf:
@@ -314,6 +314,10 @@ class PacedProtocol(HttpToolsProtocol):
         """No request is being answered: none came yet, or the last one's answer is through."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is None or cycle.response_complete
+
+    def _is_idle(self) -> bool:
+        """What comes now begins a request."""
+        return self._place == IN_HEAD and not self._head_bytes and self._answered()
 
     def _request_expected(self) -> None:
         self._waiting_since = self._began = self.loop.time()

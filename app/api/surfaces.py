@@ -15,7 +15,7 @@ from app.dialects import (
     model_not_found,
     surface_error,
 )
-from app.errors import ForemanError, PayloadTooLarge
+from app.errors import ForemanError
 
 JOB_ID_HEADER = "x-foreman-job-id"
 _STREAM_TYPES: dict[Dialect, bytes] = {"ollama": b"application/x-ndjson", "openai": b"text/event-stream"}
@@ -50,8 +50,7 @@ def refusal(dialect: Dialect, error: ForemanError) -> Response:
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
-    if isinstance(error, PayloadTooLarge):
-        # The rest of the body is not going to be read.
+    if error.closes:
         headers["connection"] = "close"
     return error_response(dialect, status, error.detail, code=error.code, headers=headers)
 
