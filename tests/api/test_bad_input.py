@@ -246,14 +246,14 @@ def test_a_json_body_is_taken_for_what_it_is_whatever_it_is_called(
         b"GET\r\n\r\n",
         b"GET /healthz HTTP/9.9\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nno colon\r\n\r\n",
-        b"POST /jobs HTTP/1.1\r\nhost: x\r\ncontent-length: -1\r\n\r\n",
-        b"POST /jobs HTTP/1.1\r\nhost: x\r\ncontent-length: x\r\n\r\n",
-        b"POST /jobs HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
-        b"POST /jobs HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /jobs HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n",
+        b"POST /jobs HTTP/1.1\r\nhost: localhost\r\ncontent-length: -1\r\n\r\n",
+        b"POST /jobs HTTP/1.1\r\nhost: localhost\r\ncontent-length: x\r\n\r\n",
+        b"POST /jobs HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+        b"POST /jobs HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /jobs HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nZZ\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 50,  # somebody speaks TLS
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
-        b"GET /jobs/\xff\xfe HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+        b"GET /jobs/\xff\xfe HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
     ],
 )
 def test_what_is_not_http_is_refused_and_closed(api: Server, request_bytes: bytes) -> None:
@@ -269,13 +269,13 @@ def test_what_is_not_http_is_refused_and_closed(api: Server, request_bytes: byte
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET http://elsewhere/healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
-        b"OPTIONS * HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+        b"GET http://elsewhere/healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+        b"OPTIONS * HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
         b"GET /healthz HTTP/1.0\r\n\r\n",
-        b"GET /healthz HTTP/1.1\r\nhost: x\r\nupgrade: websocket\r\nconnection: upgrade, close\r\n\r\n",
-        b"GET /jobs?" + b"a=b&" * 3000 + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
-        b"GET /" + b"%2e%2e/" * 3000 + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
-        b"GET /jobs?%zz=%&cursor=%00 HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n",
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade, close\r\n\r\n",
+        b"GET /jobs?" + b"a=b&" * 3000 + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+        b"GET /" + b"%2e%2e/" * 3000 + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+        b"GET /jobs?%zz=%&cursor=%00 HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
     ],
 )
 def test_odd_but_valid_requests_are_answered(api: Server, head: bytes) -> None:
@@ -285,9 +285,9 @@ def test_odd_but_valid_requests_are_answered(api: Server, head: bytes) -> None:
 
 
 def test_pipelined_requests_are_answered_in_order(api: Server) -> None:
-    one = b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n"
-    bad = b"GET /nowhere HTTP/1.1\r\nhost: x\r\n\r\n"
-    last = b"GET /version HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+    one = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    bad = b"GET /nowhere HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    last = b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     assert say(api, one + bad + one + last).statuses == [200, 404, 200, 200]
 
 

@@ -89,7 +89,7 @@ def test_one_byte_more_is_too_large(client: httpx.Client) -> None:
     "path", ["/jobs", "/jobs/batch", "/jobs/01ARZ3NDEKTSV4RRFFQ69G5FAV/cancel", "/nowhere"]
 )
 def test_seventeen_mebibytes_are_refused_before_they_are_read(strict: Server, path: str) -> None:
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {17 * MIB}\r\n\r\n".encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {17 * MIB}\r\n\r\n".encode()
     with memory_grows_less_than(strict, 4 * MIB):
         answer = say(strict, head, patience=5)
     assert answer.statuses == [413]
@@ -131,7 +131,7 @@ def test_a_chunked_body_is_counted_while_it_is_read(strict: Server, path: str) -
 
 
 def test_many_large_bodies_at_once_do_not_add_up(strict: Server) -> None:
-    head = f"POST /jobs HTTP/1.1\r\nhost: x\r\ncontent-length: {1000 * MIB}\r\n\r\n".encode()
+    head = f"POST /jobs HTTP/1.1\r\nhost: localhost\r\ncontent-length: {1000 * MIB}\r\n\r\n".encode()
     with memory_grows_less_than(strict, 10 * MIB):
         for _ in range(20):
             assert say(strict, head, patience=5).statuses == [413]
@@ -150,11 +150,11 @@ def test_a_connection_that_says_nothing_is_closed(strict: Server) -> None:
     [
         b"G",
         b"POST /jobs HT",
-        b"POST /jobs HTTP/1.1\r\nhost: x\r\n",
-        b"POST /jobs HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n\r\n",
-        b'POST /jobs HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"kind"',
-        b'POST /jobs HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n7\r\n{"kind"\r\n',
-        b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\nGET /heal",
+        b"POST /jobs HTTP/1.1\r\nhost: localhost\r\n",
+        b"POST /jobs HTTP/1.1\r\nhost: localhost\r\ncontent-length: 10\r\n\r\n",
+        b'POST /jobs HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"kind"',
+        b'POST /jobs HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n7\r\n{"kind"\r\n',
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET /heal",
     ],
 )
 def test_a_half_sent_request_is_closed_after_the_time_out(strict: Server, half: bytes) -> None:
@@ -220,7 +220,7 @@ def hasty() -> Iterator[int]:
 
 
 def test_a_body_that_drips_in_ends_after_ten_time_outs_at_the_latest(hasty: int) -> None:
-    head = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n"
+    head = b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100000\r\n\r\n"
     answer = drip(Server("", hasty), head, lambda _: b"x", 0.05, 10)
     assert answer.closed
     assert 1.8 < answer.seconds < 5
@@ -231,7 +231,9 @@ def test_a_body_in_steady_parts_is_taken_though_it_takes_longer_than_the_time_ou
     body = body_of(400)
     began = time.monotonic()
     with connect(strict) as wire:
-        wire.sendall(b"POST /jobs HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 400\r\n\r\n")
+        wire.sendall(
+            b"POST /jobs HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 400\r\n\r\n"
+        )
         for start in range(0, 400, 100):
             threading.Event().wait(TIMEOUT * 0.5)
             wire.sendall(body[start : start + 100])
@@ -250,7 +252,7 @@ def test_waiting_for_a_job_is_not_being_slow(strict: Server) -> None:
 def test_an_idle_connection_between_two_requests_is_kept(strict: Server) -> None:
     with connect(strict) as wire:
         for _ in range(2):
-            wire.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            wire.sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
             answer = listen(wire, time.monotonic(), 5, until_answered=True)
             assert answer.statuses == [200]
             threading.Event().wait(TIMEOUT * 1.5)
@@ -274,13 +276,14 @@ def test_hundreds_of_stuck_connections_do_not_keep_others_from_being_served(stri
 
 def test_large_headers_are_taken_up_to_a_bound(strict: Server) -> None:
     fine = say(
-        strict, b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx: " + b"y" * 30_000 + b"\r\n\r\n"
+        strict,
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: " + b"y" * 30_000 + b"\r\n\r\n",
     )
     assert fine.statuses == [200]
 
 
 def test_headers_that_are_too_large_are_a_431(strict: Server) -> None:
-    answer = say(strict, b"GET /healthz HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 600_000)
+    answer = say(strict, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nx: " + b"y" * 600_000)
     assert answer.statuses == [431]
     assert answer.seconds < TIMEOUT
     assert b'"status":431' in answer.body
@@ -295,7 +298,9 @@ def test_headers_without_end_are_refused(strict: Server, line: bytes) -> None:
     async def send() -> Answer:
         reader, writer = await asyncio.open_connection("127.0.0.1", strict.port)
         began = time.monotonic()
-        writer.write(b"GET /healthz HTTP/1.1\r\nhost: x\r\n" + (b"" if line.endswith(b"\n") else b"x: "))
+        writer.write(
+            b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n" + (b"" if line.endswith(b"\n") else b"x: ")
+        )
         raw = b""
         with contextlib.suppress(ConnectionError):
             for n in range(200_000):
@@ -319,7 +324,9 @@ def test_headers_without_end_are_refused(strict: Server, line: bytes) -> None:
 def test_a_client_that_hangs_up_in_the_middle_of_its_body_leaves_nothing_behind(strict: Server) -> None:
     for _ in range(20):
         with connect(strict) as wire:
-            wire.sendall(b'POST /jobs HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{"kind":"noop"')
+            wire.sendall(
+                b'POST /jobs HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{"kind":"noop"'
+            )
     assert httpx.get(f"{strict.url}/healthz").status_code == 200
     assert "request.failed" not in strict.log()
     assert "Traceback" not in strict.log()

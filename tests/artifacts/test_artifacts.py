@@ -257,7 +257,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(server: Server) -> None:
     claimed = running(server)
     with socket.create_connection(("127.0.0.1", server.port)) as line:
         line.sendall(
-            f"PUT /jobs/{claimed['job_id']}/artifacts/a HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n"
+            f"PUT /jobs/{claimed['job_id']}/artifacts/a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3000000\r\n"
             f"X-Foreman-Lease-Token: {claimed['lease_token']}\r\n\r\n".encode()
             + LARGE[:1_500_000]
         )

@@ -67,7 +67,7 @@ async def _cut_off(server: Server, claimed: dict[str, Any]) -> None:
     before = await rows(server, "SELECT 1 FROM artifact_trash WHERE due_at <= now()")
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write(
-        f"PUT /jobs/{claimed['job_id']}/artifacts/a HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\n"
+        f"PUT /jobs/{claimed['job_id']}/artifacts/a HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3000000\r\n"
         f"X-Foreman-Lease-Token: {claimed['lease_token']}\r\n\r\n".encode()
         + LARGE[:1_500_000]
     )

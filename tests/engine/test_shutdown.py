@@ -82,7 +82,7 @@ def test_whoever_waits_on_the_line_is_answered_and_nobody_new_is_let_in(
     [_running, waiting] = submit(server, echo(60, 500), {"kind": "own-kind"})
     wait_until(lambda: count(database_url, "working") == 1, 20)
     with connect(server) as wire:
-        wire.sendall(f"GET /jobs/{waiting}?wait=60 HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        wire.sendall(f"GET /jobs/{waiting}?wait=60 HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         assert httpx.get(f"{server.url}/readyz").status_code == 200  # by now it has heard the other one too
         assert server.process is not None
         server.process.send_signal(signal.SIGTERM)

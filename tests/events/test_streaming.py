@@ -223,7 +223,7 @@ def test_a_reader_that_does_not_read_is_hung_up_on_and_can_resume(make_server: M
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         line.connect(("127.0.0.1", server.port))
         line.sendall(
-            f"GET /jobs/{job_id}/events HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n".encode()
+            f"GET /jobs/{job_id}/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n".encode()
         )
         wait_until(lambda: metric(server, "foreman_slow_readers_total") == 1)
         wait_until(lambda: metric(server, 'foreman_streams_open{of="events"}') == 0)
@@ -267,7 +267,7 @@ def test_an_open_stream_holds_no_database_connection(make_server: MakeServer) ->
 
 
 def ask_for_stream(job_id: str) -> bytes:
-    return f"GET /jobs/{job_id}/events HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n".encode()
+    return f"GET /jobs/{job_id}/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n".encode()
 
 
 def test_a_crowd_of_streams_is_let_in_while_others_submit(shared: Server) -> None:

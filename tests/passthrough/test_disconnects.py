@@ -22,7 +22,7 @@ class RawCaller:
     def __init__(self, server: Server, path: str, body: dict, **headers: str) -> None:
         content = orjson.dumps(body)
         self.socket = socket.create_connection(("127.0.0.1", server.port))
-        lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(content)}"]
+        lines = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(content)}"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         self.socket.sendall("\r\n".join([*lines, "", ""]).encode() + content)
 
