@@ -73,10 +73,10 @@ def test_this_is_no_proxy(api: Server) -> None:
 
 
 def test_thousands_of_pipelined_requests_are_all_answered(api: Server) -> None:
-    count = 3000
+    count = 1500
     unsent = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n" * count
     answered = 0
-    with memory_grows_less_than(api, 8 * MIB), connect(api) as wire:
+    with memory_grows_less_than(api, 4 * MIB), connect(api) as wire:
         wire.setblocking(False)
         ends = time.monotonic() + 60
         while answered < count and time.monotonic() < ends:
