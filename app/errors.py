@@ -20,7 +20,8 @@
     ├── QueueFull             429 queue_full
     ├── RateLimited           429 rate_limited
     └── Unavailable           503 unavailable
-        └── Overloaded        503 unavailable
+        ├── Overloaded        503 unavailable
+        └── DatabaseUnavailable
 
 Raised anywhere, rendered in one place (app/api/problems.py) as RFC 9457 problem documents.
 """
@@ -124,3 +125,7 @@ class Unavailable(ForemanError):
 class Overloaded(Unavailable):
     title = "The server has as much to read as it can hold"
     closes = True
+
+
+class DatabaseUnavailable(Unavailable):
+    """The database could not be used. It was logged where it was noticed: nobody else needs to."""

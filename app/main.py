@@ -49,6 +49,7 @@ from app.engine.ledger import LedgerKeeper
 from app.engine.pools import Pool, is_llm_lane
 from app.engine.presence import PresenceBook
 from app.engine.queues import Queues
+from app.engine.room_watch import RoomWatch
 from app.engine.scribe import Scribe
 from app.engine.settler import Settler
 from app.engine.sweeper import Sweeper
@@ -208,6 +209,7 @@ class Foreman:
             self.targets,
         )
         self.housekeeping = Housekeeping()
+        self.room_watch = RoomWatch(self.database)
         self._stopped = False
 
     def _make_worker(self) -> Worker:
@@ -265,6 +267,7 @@ class Foreman:
         if self.dispatcher:
             self.dispatcher.start()
         self.housekeeping.start()
+        self.room_watch.start()
         log.info("foreman.started", role=self.settings.role, version=__version__)
 
     async def begin_stop(self) -> None:
@@ -291,6 +294,7 @@ class Foreman:
         await self.presence.stop()
         await self.janitor.stop()
         await self.housekeeping.stop()
+        await self.room_watch.stop()
         await self.ledger.stop()
         await self.targets.stop()
         await self.sweeper.stop()

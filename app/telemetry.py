@@ -63,6 +63,9 @@ WEBHOOK_SECONDS = Histogram(
 WEBHOOKS_IN_FLIGHT = Gauge("foreman_webhooks_in_flight", "Webhooks that this process is sending now.")
 WEBHOOK_CIRCUITS = Gauge("foreman_webhook_open_circuits", "Receivers that this process leaves alone for now.")
 
+DATABASE_UP = Gauge(
+    "foreman_database_up", "Whether the database could be used (and LISTENed to) when last needed.", ["of"]
+)
 TARGET_AWAKE = Gauge("foreman_target_awake", "Whether a target answered when it was last asked.", ["target"])
 SWAPS = Counter("foreman_model_swaps", "Claims that made a target load another model.", ["target"])
 SWAPS_AVOIDED = Counter(

@@ -25,12 +25,16 @@ async def healthz(_request: Request) -> Response:
 
 @router.get("/readyz", **describe.READYZ)
 async def readyz(request: Request) -> Response:
-    """Ready: the database is reachable and its schema is current."""
+    """Ready: the database is reachable, can be written, and its schema is current."""
     house = house_of(request)
     if house.hub.closing:
         raise Unavailable("The server is shutting down.", retry_after=1)
     async with house.database.connection() as connection:
         revision = await current_revision(connection)
+    outage = house.database.outage
+    if outage.cause is not None and outage.is_full:
+        # It answers, but takes nothing more.
+        raise Unavailable(outage.cause.text, retry_after=5)
     if revision is None or revision < house.newest_revision:
         raise Unavailable("The database schema is not current: run `foreman migrate`.", retry_after=5)
     return json_response(dump({"status": "ready", "revision": revision}))

@@ -212,7 +212,7 @@ class Hub:
 
     async def _listen(self) -> float | None:
         if self._connection is None or self._connection.is_closed():
-            connection = await connect(self._listen_url or "")
+            connection = await connect(self._listen_url or "", self._database.listening)
             await connection.add_listener(notices.CHANNEL, self._heard)
             # A lost connection is replaced at once, not at the next look.
             connection.add_termination_listener(lambda _: self._listener.wake())

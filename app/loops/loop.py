@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
-from app.errors import Unavailable
+from app.errors import DatabaseUnavailable, Unavailable
 
 log = structlog.get_logger()
 
@@ -53,8 +53,11 @@ class Loop:
             except Exception as problem:
                 failures += 1
                 rest = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2 ** min(failures, 6)) * (0.5 + random.random())
-                if isinstance(problem, Unavailable):
-                    log.warning("loop.database_away", loop=self.name, retry_seconds=round(rest, 2))
+                if isinstance(problem, DatabaseUnavailable):
+                    # Told once for the whole process (app/store/outage.py), not by each loop.
+                    log.debug("loop.database_away", loop=self.name, retry_seconds=round(rest, 2))
+                elif isinstance(problem, Unavailable):
+                    log.warning("loop.unavailable", loop=self.name, problem=problem.detail)
                 else:
                     log.exception("loop.failed", loop=self.name)
             await self._rest(self._interval if rest is None else rest)

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 import asyncpg
 
-from app.errors import Unavailable
+from app.errors import DatabaseUnavailable
+from app.store.outage import Outage, cause_of
 
 # asyncpg shows a lost or refused connection in many ways; all of them mean "try again later".
 AWAY = (
@@ -68,10 +69,13 @@ class Database:
         self._settings = {"application_name": "foreman"} | ({} if pooled else PLANNING)
         self._size = size
         self._pool: asyncpg.Pool | None = None
+        self.outage = Outage("database")
+        # Its URL may be another one, and be wrong while everything else works.
+        self.listening = Outage("listen", settled_seconds=0, within=self.outage)
 
     async def open(self) -> None:
         """Connect; raises `Unavailable` when the database does not answer."""
-        with translated():
+        with translated(self.outage):
             self._pool = await asyncpg.create_pool(
                 self._url,
                 min_size=1,
@@ -95,10 +99,12 @@ class Database:
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy]:
         if self._pool is None:
-            raise Unavailable("The database connection is closed.", retry_after=RETRY_AFTER_SECONDS)
-        with translated():
+            raise DatabaseUnavailable("The database connection is closed.", retry_after=RETRY_AFTER_SECONDS)
+        with translated(self.outage):
             async with self._pool.acquire(timeout=ACQUIRE_SECONDS) as connection:
                 yield connection
+        if self.outage.cause is not None:
+            self.outage.succeeded()
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy]:
@@ -137,14 +143,13 @@ async def _nothing_to_reset(_connection: Any) -> None:
 
 
 @contextlib.contextmanager
-def translated() -> Any:
-    """Turn every way in which the database can be away into one error."""
+def translated(outage: Outage | None = None) -> Any:
+    """Turn every way in which the database can be away into one error that names the cause."""
     try:
         yield
     except AWAY as problem:
-        raise Unavailable(
-            "The database is not reachable right now.", retry_after=RETRY_AFTER_SECONDS
-        ) from problem
+        cause = cause_of(problem) if outage is None else outage.failed(problem)
+        raise DatabaseUnavailable(cause.text, retry_after=RETRY_AFTER_SECONDS) from problem
 
 
 def asyncpg_url(url: str) -> str:
@@ -152,12 +157,15 @@ def asyncpg_url(url: str) -> str:
     return url.replace("postgresql+asyncpg://", "postgresql://", 1)
 
 
-async def connect(url: str) -> asyncpg.Connection:
-    """One connection outside the pool (LISTEN, migrations)."""
-    with translated():
-        return await asyncpg.connect(
+async def connect(url: str, outage: Outage | None = None) -> asyncpg.Connection:
+    """One connection outside the pool, for LISTEN."""
+    with translated(outage):
+        connection = await asyncpg.connect(
             asyncpg_url(url),
             timeout=CONNECT_SECONDS,
             statement_cache_size=0,
             server_settings={"application_name": "foreman"},
         )
+    if outage is not None:
+        outage.succeeded()
+    return connection
