@@ -3,7 +3,8 @@
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import structlog
@@ -54,7 +55,7 @@ from app.engine.scribe import Scribe
 from app.engine.settler import Settler
 from app.engine.sweeper import Sweeper
 from app.engine.worker import Worker
-from app.errors import ForemanError
+from app.errors import ForemanError, Unavailable
 from app.events.bulletin import Bulletin
 from app.events.feed import Feed
 from app.events.hub import Hub
@@ -210,6 +211,23 @@ class Foreman:
         )
         self.housekeeping = Housekeeping()
         self.room_watch = RoomWatch(self.database)
+        self._to_start: deque[Callable[[], Awaitable[None] | None]] = deque(
+            [
+                self.database.open,
+                self.hub.start,
+                self.queues.start,
+                self.sweeper.start,
+                self.presence.start,
+                self.janitor.start,
+                self.webhooks.start,
+                self.targets.start,
+                self.ledger.start,
+                *([self.worker.start] if self.worker else ()),
+                *([self.dispatcher.start] if self.dispatcher else ()),
+                self.housekeeping.start,
+                self.room_watch.start,
+            ]
+        )
         self._stopped = False
 
     def _make_worker(self) -> Worker:
@@ -253,21 +271,12 @@ class Foreman:
         )
 
     async def start(self) -> None:
-        await self.database.open()
-        self.hub.start()
-        await self.queues.start()
-        self.sweeper.start()
-        self.presence.start()
-        self.janitor.start()
-        self.webhooks.start()
-        await self.targets.start()
-        self.ledger.start()
-        if self.worker:
-            self.worker.start()
-        if self.dispatcher:
-            self.dispatcher.start()
-        self.housekeeping.start()
-        self.room_watch.start()
+        """Raises Unavailable when the database goes away meanwhile; called again, it goes on where it was."""
+        while self._to_start:
+            started = self._to_start[0]()
+            if started is not None:
+                await started
+            self._to_start.popleft()
         log.info("foreman.started", role=self.settings.role, version=__version__)
 
     async def begin_stop(self) -> None:
@@ -284,42 +293,39 @@ class Foreman:
             await self.dispatcher.release()
 
     async def stop(self) -> None:
-        await self.begin_stop()
-        await self.intake.drain()
-        await self.settler.drain()
-        await self.scribe.drain()
-        await self.webhooks.stop(min(WEBHOOK_GRACE_SECONDS, self.settings.shutdown_grace_seconds))
-        await self.webhook_client.aclose()
-        await self.http_client.aclose()
-        await self.presence.stop()
-        await self.janitor.stop()
-        await self.housekeeping.stop()
-        await self.room_watch.stop()
-        await self.ledger.stop()
-        await self.targets.stop()
-        await self.sweeper.stop()
-        await self.queues.stop()
-        await self.hub.stop()
-        await self.database.close()
+        """Also what was never started. What the database does not take any more is found by the others."""
+        grace = min(WEBHOOK_GRACE_SECONDS, self.settings.shutdown_grace_seconds)
+        for stop in (
+            self.begin_stop,
+            self.intake.drain,
+            self.settler.drain,
+            self.scribe.drain,
+            lambda: self.webhooks.stop(grace),
+            self.webhook_client.aclose,
+            self.http_client.aclose,
+            self.presence.stop,
+            self.janitor.stop,
+            self.housekeeping.stop,
+            self.room_watch.stop,
+            self.ledger.stop,
+            self.targets.stop,
+            self.sweeper.stop,
+            self.queues.stop,
+            self.hub.stop,
+            self.database.close,
+        ):
+            with contextlib.suppress(Unavailable):
+                await stop()
         log.info("foreman.stopped")
 
 
 def create_app(settings: Settings) -> Edge:
+    """Put together, not started: `foreman serve` does that once the database is there."""
     foreman = Foreman(settings)
-
-    @contextlib.asynccontextmanager
-    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        await foreman.start()
-        try:
-            yield
-        finally:
-            await foreman.stop()
-
     app = FastAPI(
         title="Foreman",
         version=__version__,
         description=DESCRIPTION,
-        lifespan=lifespan,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

@@ -9,34 +9,41 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
-from multiprocessing.connection import wait
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import FrameType
 
+import asyncpg
 import structlog
 import uvicorn
 import uvloop
 
 from app.api.cors import with_cors
+from app.api.edge import Edge
 from app.api.protocol import paced
 from app.config import Settings, SettingsError
 from app.errors import Unavailable
 from app.main import Foreman, create_app
 from app.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from app.store.migrate import migrate
+from app.store.outage import REMIND_SECONDS, Cause, Trouble, cause_of, words_of
 from app.targets.config import from_environment
 from app.telemetry import configure_logging
 from app.webhooks.outgoing import Outgoing, for_development
 
 log = structlog.get_logger()
 
+# How long a database may refuse us at the start, and how often it is asked.
 DATABASE_PATIENCE_SECONDS = 30.0
+DATABASE_RETRY_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1
 # A process that keeps dying is restarted ever more slowly.
 RESTART_SECONDS = (0.1, 0.5, 1, 2, 5, 10)
@@ -54,10 +61,9 @@ def serve(settings: Settings) -> None:
     Outgoing(settings)
     from_environment(settings.ollama_url, settings.ollama_slots, settings.targets)
     with listening_socket(settings) as listener, database(settings) as (ready, postgres):
-        uvloop.run(_migrate_patiently(ready.database_url or ""))
         welcome = greeting(ready, listener, embedded=postgres is not None)
         if settings.processes == 1:
-            _serve_here(ready, listener, welcome, postgres)
+            _serve_here(ready, listener, lambda: _print(welcome), postgres)
         else:
             _Parent(ready, listener, welcome, postgres).run()
 
@@ -122,30 +128,64 @@ def revive(postgres: EmbeddedPostgres | None) -> None:
         log.exception("serve.postgres_not_revived", problem=str(problem))
 
 
-async def _migrate_patiently(url: str) -> None:
-    """A database that is just starting (compose, failover) is waited for."""
-    ends = time.monotonic() + DATABASE_PATIENCE_SECONDS
+def _print(text: str) -> None:
+    print(text, flush=True)  # noqa: T201 - this is for the person who typed `make run`
+
+
+async def _start_patiently(foreman: Foreman, tell: Callable[[Cause], None]) -> None:
+    """Migrate and start as soon as the database is there, and tell why not meanwhile.
+
+    A database that is away (compose, failover, full) is waited for. One that does not let us in may still be
+    being set up, but not for long.
+    """
+    url = foreman.settings.database_url or ""
+    refused_since: float | None = None
+    said: tuple[Cause, float] | None = None
     while True:
         try:
             await migrate(url)
-        except Unavailable as problem:
-            if time.monotonic() > ends:
-                raise ServeError(
-                    f"{problem.detail} Is FOREMAN_DATABASE_URL right? ({problem.__cause__})"
-                ) from problem
-            log.warning("serve.waiting_for_database", problem=str(problem.__cause__))
-            await asyncio.sleep(1)
+            await foreman.start()
+        except (Unavailable, asyncpg.PostgresError) as problem:
+            beneath = problem if isinstance(problem, asyncpg.PostgresError) else problem.__cause__ or problem
         else:
             return
+        now = time.monotonic()
+        cause, words = cause_of(beneath), words_of(beneath)
+        tell(cause)
+        if cause.trouble is not Trouble.REFUSED:
+            refused_since = None
+        elif now - (refused_since := refused_since or now) > DATABASE_PATIENCE_SECONDS:
+            raise ServeError(f"{cause.text} Is FOREMAN_DATABASE_URL right? {_shown(url)}: {words}")
+        if said is None or said[0] != cause or now - said[1] >= REMIND_SECONDS:
+            log.warning(
+                "serve.waiting_for_database",
+                cause=cause.text,
+                problem=words,
+                database=_shown(url),
+                gives_up_after_seconds=DATABASE_PATIENCE_SECONDS if refused_since else None,
+            )
+            said = cause, now
+        await asyncio.sleep(DATABASE_RETRY_SECONDS)
+
+
+def _shown(url: str) -> str:
+    """The URL without its password."""
+    return re.sub(r"//([^:@/]*):[^@/]*@", r"//\1@", url).partition("?")[0]
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, but a signal ends the process with 0, and the engine is told before the waiting."""
+    """uvicorn's server, but a signal ends the process with 0, and the engine is told before the waiting.
 
-    def __init__(self, config: uvicorn.Config, foreman: Foreman, greeting: str | None) -> None:
+    It answers from the first moment on: that it is alive, and why it is not ready yet.
+    """
+
+    def __init__(self, config: uvicorn.Config, edge: Edge, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._foreman = foreman
-        self._greeting = greeting
+        self._edge = edge
+        self._foreman: Foreman = edge.app.state.foreman
+        self._on_ready = on_ready
+        self._beginning: asyncio.Task[None] | None = None
+        self.problem: ServeError | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -154,23 +194,45 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._edge.not_yet = Unavailable("The server is starting.", retry_after=1)
         await super().startup(sockets)
-        if self.started and self._greeting:
-            print(self._greeting, flush=True)  # noqa: T201 - this is for the person who typed `make run`
+        self._beginning = asyncio.create_task(self._begin())
+
+    async def _begin(self) -> None:
+        try:
+            await _start_patiently(self._foreman, self._not_yet)
+        except ServeError as problem:
+            self.problem = problem
+        except Exception as problem:
+            log.exception("serve.not_started")
+            self.problem = ServeError(f"The server could not start: {words_of(problem)}")
+        if self.problem is not None:
+            self.should_exit = True
+        else:
+            self._edge.not_yet = None
+            self._on_ready()
+
+    def _not_yet(self, cause: Cause) -> None:
+        self._edge.not_yet = Unavailable(f"The server is starting. {cause.text}", retry_after=2)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Waiting requests are answered and running jobs are finished or given back first; uvicorn
         # then has only short answers to wait for.
         for server in self.servers:
             server.close()
+        if self._beginning is not None:
+            self._beginning.cancel()
+            await asyncio.wait([self._beginning])
         await self._foreman.begin_stop()
         await super().shutdown(sockets)
+        if not self.force_exit:
+            await self._foreman.stop()
 
 
 def _serve_here(
     settings: Settings,
     listener: socket.socket,
-    welcome: str | None = None,
+    on_ready: Callable[[], None],
     postgres: EmbeddedPostgres | None = None,
 ) -> None:
     edge = create_app(settings)
@@ -184,7 +246,7 @@ def _serve_here(
         loop="uvloop",
         http=paced(settings.request_timeout_seconds, settings.slow_reader_seconds),
         ws="none",
-        lifespan="on",
+        lifespan="off",
         access_log=False,
         log_config=None,
         server_header=False,
@@ -197,12 +259,12 @@ def _serve_here(
         callback_notify=watch_postgres,
         timeout_notify=1,
     )
-    server = _Server(config, edge.app.state.foreman, welcome)
+    server = _Server(config, edge, on_ready)
     # Before it is doubled: the double of a blocking socket would make it block in every process that has it.
     listener.setblocking(False)
     uvloop.run(server.serve(sockets=[listener, *(listener.dup() for _ in range(ACCEPTS - 1))]))
-    if not server.started:
-        raise ServeError("The server could not start; the log says why.")
+    if server.problem is not None:
+        raise server.problem
 
 
 def greeting(settings: Settings, listener: socket.socket, *, embedded: bool) -> str:
@@ -222,6 +284,15 @@ def greeting(settings: Settings, listener: socket.socket, *, embedded: bool) -> 
     )
 
 
+@dataclass
+class _Serving:
+    """A serving process, and what it says when it is ready (None) or cannot start (why)."""
+
+    process: SpawnProcess
+    said: Connection
+    heard: bool = False
+
+
 class _Parent:
     """Keeps N serving processes alive on one socket."""
 
@@ -233,42 +304,75 @@ class _Parent:
         self._welcome = welcome
         self._postgres = postgres
         self._stopping = False
-        self._processes: list[SpawnProcess] = []
+        self._is_ready = False
+        self._problem: ServeError | None = None
+        self._processes: list[_Serving] = []
 
     def run(self) -> None:
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, self._stop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._stop)
         self._processes = [self._spawn() for _ in range(self._settings.processes)]
-        print(self._welcome, flush=True)  # noqa: T201 - see above
         failures = 0
         while not self._stopping:
-            wait([process.sentinel for process in self._processes], timeout=0.5)
+            wait(
+                [
+                    *(each.process.sentinel for each in self._processes),
+                    *(each.said for each in self._processes if not each.heard),
+                ],
+                timeout=0.5,
+            )
             revive(self._postgres)
-            for index, process in enumerate(self._processes):
-                if process.is_alive():
+            for index, each in enumerate(self._processes):
+                alive = each.process.is_alive()
+                self._hear(each)
+                if alive or self._stopping:
                     continue
-                log.error("serve.process_died", pid=process.pid, exit_code=process.exitcode)
+                log.error("serve.process_died", pid=each.process.pid, exit_code=each.process.exitcode)
                 time.sleep(RESTART_SECONDS[min(failures, len(RESTART_SECONDS) - 1)])
                 failures += 1
                 if not self._stopping:
                     self._processes[index] = self._spawn()
         self._join()
+        if self._problem is not None:
+            raise self._problem
 
-    def _spawn(self) -> SpawnProcess:
-        process = multiprocessing.get_context("spawn").Process(
-            target=_child, args=(self._settings, self._listener, os.getpid())
-        )
+    def _spawn(self) -> _Serving:
+        context = multiprocessing.get_context("spawn")
+        said, says = context.Pipe(duplex=False)
+        process = context.Process(target=_child, args=(self._settings, self._listener, os.getpid(), says))
         process.start()
-        return process
+        says.close()
+        return _Serving(process, said)
+
+    def _hear(self, each: _Serving) -> None:
+        """The first that is ready speaks for all; one that cannot start ends it, unless another could."""
+        if each.heard or not each.said.poll():
+            return
+        each.heard = True
+        try:
+            problem = each.said.recv()
+        except EOFError:
+            return
+        finally:
+            each.said.close()
+        if self._is_ready:
+            return
+        if problem is None:
+            self._is_ready = True
+            _print(self._welcome)
+        else:
+            self._problem = ServeError(problem)
+            self._stopping = True
 
     def _stop(self, _signal: int, _frame: FrameType | None) -> None:
         self._stopping = True
 
     def _join(self) -> None:
-        for process in self._processes:
+        processes = [each.process for each in self._processes]
+        for process in processes:
             process.terminate()
         ends = time.monotonic() + self._settings.shutdown_grace_seconds + 10
-        for process in self._processes:
+        for process in processes:
             process.join(max(0.1, ends - time.monotonic()))
             if process.is_alive():
                 log.error("serve.process_killed", pid=process.pid)
@@ -276,7 +380,7 @@ class _Parent:
                 process.join()
 
 
-def _child(settings: Settings, listener: socket.socket, parent: int) -> None:
+def _child(settings: Settings, listener: socket.socket, parent: int, says: Connection) -> None:
     """One serving process. It ends with its parent, however that ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -284,4 +388,8 @@ def _child(settings: Settings, listener: socket.socket, parent: int) -> None:
             return
     configure_logging(settings.log_level, settings.log_format)
     with contextlib.suppress(KeyboardInterrupt):
-        _serve_here(settings, listener)
+        try:
+            _serve_here(settings, listener, lambda: says.send(None))
+        except ServeError as problem:
+            says.send(str(problem))
+            sys.exit(1)

@@ -99,3 +99,15 @@ def configure_logging(level: str, style: str, stream: TextIO | None = None) -> N
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=True,
     )
+    logging.basicConfig(handlers=[_Bridge()], level=logging.WARNING, force=True)
+    # Its pool says with a trace, time and again, what app/store/outage.py says once.
+    logging.getLogger("asyncpg").setLevel(logging.ERROR)
+
+
+class _Bridge(logging.Handler):
+    """What libraries have to say goes the same way: one object a line, or one line for a person."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        structlog.get_logger().log(
+            record.levelno, record.getMessage(), logger=record.name, exc_info=record.exc_info
+        )

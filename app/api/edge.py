@@ -31,6 +31,7 @@ BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_REQUEST_ID = 128
 # What the metrics call a request whose client left before it was answered.
 HUNG_UP = 499
+ALWAYS_OPEN = frozenset({"/healthz", "/version", "/metrics"})
 
 # A request id needs to be unique, not unguessable: a name for the process and a number.
 _PROCESS = secrets.token_hex(6).encode()
@@ -63,6 +64,8 @@ class Edge:
         self._in_flight = InFlight(max(max_bytes_in_flight, max_body_bytes))
         self._hot_routes = hot_routes
         self._entrance = Entrance(app, stream_routes)
+        # While the server starts: why it is not ready. What is in ALWAYS_OPEN is answered all the same.
+        self.not_yet: ForemanError | None = None
         self._timers: dict[tuple[str, int], Any] = {}
         BODY_BYTES.set_function(lambda: self._in_flight.held)
 
@@ -113,6 +116,8 @@ class Edge:
             raise error
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send, *, streams: bool) -> None:
+        if self.not_yet is not None and scope["path"] not in ALWAYS_OPEN:
+            raise self.not_yet
         endpoint = self._hot_routes.get((scope["method"], scope["path"]))
         if endpoint is not None:
             scope["app"] = self.app

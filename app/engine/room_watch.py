@@ -1,4 +1,4 @@
-"""The room watch: asks now and then whether the database's disk has room, so that /readyz knows it unasked."""
+"""The room watch: asks now and then whether the database's disk has room, so that /readyz knows."""
 
 import contextlib
 

@@ -148,7 +148,7 @@ class Transcript:
                 await self._scribe.append(self._event(row))
             except Unavailable:
                 # The log is the second copy; the result, which follows, is complete by itself.
-                log.warning("scribe.output_not_written", job_id=self._job_id)
+                log.debug("scribe.output_not_written", job_id=self._job_id)
 
     def _event(self, parts: list[Part]) -> NewEvent:
         text = "".join(part for part in parts if isinstance(part, str))

@@ -1,9 +1,11 @@
 """The way out: what runs come to is gathered into one commit, and those who wait are told."""
 
 import random
+import re
 from collections.abc import Callable, Sequence
 
 import orjson
+import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from app.engine.gatekeeper import Gatekeeper
@@ -17,7 +19,11 @@ from app.store.database import Database
 from app.store.settle import Settled, Settlement, settle
 from app.telemetry import SETTLEMENTS
 
+log = structlog.get_logger()
+
 MAX_ROWS = 500
+# A worker over HTTP may put anything there; only what looks like a code is one.
+CODE = re.compile(r"[\w.:-]{1,100}")
 # Looked up once: labels() on the hot path would cost more than the rest of the bookkeeping.
 SETTLED = {
     (verb, ok): SETTLEMENTS.labels(str(verb), str(ok).lower()) for verb in Verb for ok in (True, False)
@@ -82,6 +88,8 @@ class Settler:
         ready = set()
         for settlement, each in zip(settlements, settled, strict=True):
             SETTLED[settlement.verb, each.ok].inc()
+            if each.state == "failed" and each.ok and each.queue:
+                log_failure(each.job_id, each.kind, each.queue, each.attempt, settlement.error)
             if each.state == "queued" and each.queue and each.lane:
                 if each.ready:
                     ready.add((each.queue, each.lane))
@@ -92,6 +100,19 @@ class Settler:
         if delayed:
             self._on_delayed()
         return settled
+
+
+def log_failure(job_id: str, kind: str | None, queue: str, attempt: int, error: str | None) -> None:
+    """A job failed for good. Of its error only the code: the message is the target's or the worker's text."""
+    code = str(orjson.loads(error).get("code", "")) if error else ""
+    log.warning(
+        "job.failed",
+        job_id=job_id,
+        kind=kind,
+        queue=queue,
+        attempt=attempt,
+        code=code if CODE.fullmatch(code) else None,
+    )
 
 
 def as_settlement(job_id: str, lease_token: str, outcome: Outcome) -> Settlement:

@@ -3,6 +3,7 @@
 import structlog
 
 from app.engine.gatekeeper import Gatekeeper
+from app.engine.settler import log_failure
 from app.events.hub import Hub
 from app.loops.loop import Loop
 from app.store.database import Database
@@ -49,6 +50,9 @@ class Sweeper:
             if moved:
                 SWEPT.labels(verb).inc(len(moved))
                 log.info("sweeper.moved", verb=verb, jobs=len(moved))
+        for job in swept.rescued:
+            if job["state"] == "failed":
+                log_failure(job["id"], job["kind"], job["queue"], job["attempt"], job["error"])
         self._hub.jobs_changed(job["id"] for job in swept.jobs)
         self._gatekeeper.swept(swept.jobs)
         self._hub.work_ready(

@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from app.store import locks
-from app.store.database import asyncpg_url, translated
+from app.store.database import CONNECT_SECONDS, asyncpg_url, translated
 
 # Transaction-level, so that it is safe behind PgBouncer and gone with the connection.
 LOCK = sa.text(f"SELECT pg_advisory_xact_lock({locks.MIGRATE})")
@@ -65,7 +65,7 @@ def scripts_folder() -> Path:
 
 def _engine(url: str) -> AsyncEngine:
     async def connect() -> Any:
-        return await asyncpg.connect(asyncpg_url(url), statement_cache_size=0)
+        return await asyncpg.connect(asyncpg_url(url), timeout=CONNECT_SECONDS, statement_cache_size=0)
 
     return create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
 

@@ -91,7 +91,9 @@ class Outage:
     `within`: what is part of another says nothing while that one is out, which is found out a moment later.
     """
 
-    def __init__(self, of: str, *, settled_seconds: float = SETTLED_SECONDS, within: "Outage | None" = None) -> None:
+    def __init__(
+        self, of: str, *, settled_seconds: float = SETTLED_SECONDS, within: "Outage | None" = None
+    ) -> None:
         self.cause: Cause | None = None
         self._log = log.bind(of=of)
         self._gauge = DATABASE_UP.labels(of)

@@ -48,6 +48,8 @@ class Settled:
     ready: bool = False
     key: str | None = None
     has_dependents: bool = False
+    kind: str | None = None
+    attempt: int = 0
 
 
 # held → what becomes of each → jobs, events and outbox, in lock order of the ids. Only a running job has a
@@ -116,7 +118,7 @@ WITH input AS (
         entered_at = now(), updated_at = now()
     FROM held h
     WHERE j.id = h.id AND NOT (h.verb = 'start' AND h.was = 'working')
-    RETURNING j.id, j.seq, j.state, j.reason, j.attempt, j.worker, j.queue, j.lane, j.ready_at, j.webhook_url,
+    RETURNING j.id, j.kind, j.seq, j.state, j.reason, j.attempt, j.worker, j.queue, j.lane, j.ready_at, j.webhook_url,
         j.webhook_events, j.run_at, j.concurrency_key, j.has_dependents, h.was, h.error,
         CASE j.state WHEN 'cancelled' THEN 'cancel' WHEN 'failed' THEN 'fail' ELSE h.verb END AS verb
 )
@@ -136,9 +138,11 @@ WITH input AS (
     + EVENT_AND_OUTBOX
     + tally("settled")
     + """
-SELECT id, state, queue, lane, concurrency_key, has_dependents, state = 'queued' AND ready_at IS NOT NULL AS ready FROM settled
+SELECT id, state, queue, lane, concurrency_key, has_dependents, kind, attempt,
+    state = 'queued' AND ready_at IS NOT NULL AS ready
+FROM settled
 UNION ALL
-SELECT id, was, NULL, NULL, NULL, NULL, false FROM held WHERE verb = 'start' AND was = 'working'
+SELECT id, was, NULL, NULL, NULL, NULL, NULL, 0, false FROM held WHERE verb = 'start' AND was = 'working'
 """
 )
 
@@ -171,6 +175,8 @@ async def settle(database: Runner, settlements: Sequence[Settlement]) -> list[Se
             bool(row["ready"]),
             row["concurrency_key"],
             bool(row["has_dependents"]),
+            row["kind"],
+            row["attempt"],
         )
         for row in rows
     }

@@ -75,7 +75,7 @@ WITH lost AS MATERIALIZED (
 """
     + EVENT_AND_OUTBOX
     + tally("rescued")
-    + "SELECT id, state, queue, lane, concurrency_key AS key, has_dependents FROM rescued"
+    + "SELECT id, state, queue, lane, concurrency_key AS key, has_dependents, kind, attempt, error FROM rescued"
 )
 
 # loading, working → stale: the holder of a key lost its lease, and its queue lets the next one run. With the

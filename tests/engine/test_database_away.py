@@ -1,6 +1,7 @@
 """The database goes away and comes back: 503 with Retry-After meanwhile, then everything goes on by itself."""
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -60,6 +61,13 @@ def test_a_database_that_is_away_is_a_503_and_needs_no_restart(
         own_postgres.start()
         wait_until(lambda: client.get("/readyz").status_code == 200, 20)
         wait_until(lambda: client.post("/jobs", json={"kind": "noop"}).status_code == 202, 20)
+        # However many loops there are: one line when it went, one when it was back.
+        wait_until(lambda: "database.back" in server.log(), 20)
+        told = [json.loads(line) for line in server.log().splitlines() if "database" in line]
+        assert "Traceback" not in server.log()
+        assert [line["event"] for line in told] == ["database.unavailable", "database.back"], told
+        assert told[0]["cause"]
+        assert told[1]["seconds"] > 0
         second = submit(server, *(echo(1) for _ in range(20)))
         all_reach(own_postgres.dsn, "done", 60)
     assert check_invariants(own_postgres.dsn) >= len(first) + len(second) + 1

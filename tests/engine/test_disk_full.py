@@ -86,7 +86,9 @@ def small_disk(tmp_path: Path, postgres: EmbeddedPostgres) -> Iterator[Path]:
     place = tmp_path / "small"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64m,mode=755", "none", str(place)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=64m,mode=755", "none", str(place)],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode:
         pytest.skip("a small disk cannot be mounted here")
