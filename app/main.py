@@ -43,6 +43,7 @@ from app.api.problems import handle_bug, handle_foreman_error, handle_http_excep
 from app.artifacts.store import ArtifactStore
 from app.config import Settings, listed
 from app.engine.claimdesk import ClaimDesk
+from app.engine.claimers import Claimers
 from app.engine.dispatcher import Dispatcher
 from app.engine.janitor import Janitor
 from app.engine.leases import Leases
@@ -208,6 +209,7 @@ class Foreman:
             Admission(self.outgoing.policy, self.webhook_client, self.outgoing.box),
             self.webhooks,
             self.targets,
+            Claimers(self.database),
         )
         self.housekeeping = Housekeeping()
         self.room_watch = RoomWatch(self.database)

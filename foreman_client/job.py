@@ -37,6 +37,7 @@ class Job:
     kind: str = "chat"
     queue: str = "default"
     reason: str | None = None
+    reason_since: datetime | None = None
     priority: int = 0
     model: str | None = None
     payload: Any = None
@@ -99,6 +100,7 @@ class Job:
 
 
 _MOMENTS = (
+    "reason_since",
     "created_at",
     "run_at",
     "started_at",

@@ -124,7 +124,16 @@ SCHEMAS: Json = {
             "kind": _TEXT,
             "queue": _TEXT,
             "state": _STATE,
-            "reason": _maybe(_TEXT),
+            "reason": _maybe(
+                {
+                    **_TEXT,
+                    "description": "Why. `no_worker`: nobody has lately asked for its kind.",
+                }
+            ),
+            "reason_since": {
+                **_TIME,
+                "description": "Only with `no_worker`: since when. It moves no `seq`.",
+            },
             "priority": {"type": "integer"},
             "model": _maybe(_TEXT),
             "payload": {"description": "As submitted, verbatim. Not in lists."},
@@ -135,7 +144,7 @@ SCHEMAS: Json = {
             "deferrals": _COUNT,
             "progress": _maybe({"type": "object"}),
             "created_at": _TIME,
-            "run_at": _TIME,
+            "run_at": _maybe({**_TIME, "description": "null while its target is asleep: nobody knows when."}),
             "started_at": _maybe(_TIME),
             "completed_at": _maybe(_TIME),
             "updated_at": _TIME,

@@ -10,6 +10,7 @@ from app.api.lines import Lines
 from app.artifacts.store import ArtifactStore
 from app.config import Settings
 from app.engine.claimdesk import ClaimDesk
+from app.engine.claimers import Claimers
 from app.engine.intake import Intake
 from app.engine.leases import Leases
 from app.engine.presence import PresenceBook
@@ -45,6 +46,7 @@ class House:
     admission: Admission
     dispatcher: Dispatcher
     targets: Registry
+    claimers: Claimers
 
 
 def house_of(request: Request) -> House:

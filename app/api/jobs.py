@@ -5,6 +5,7 @@ import binascii
 import hashlib
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 import asyncpg
 import msgspec
@@ -124,8 +125,7 @@ async def get_job(request: Request) -> Response:
     etag = f'"{job["seq"]}"'
     if not_modified(request, etag):
         return Response(status_code=304, headers={"etag": etag})
-    position = await read.queue_position(house.database, job)
-    return json_response(dump(job_document(job, queue_position=position)), 200, {"etag": etag})
+    return json_response(dump(await _live_document(house, job)), 200, {"etag": etag})
 
 
 async def _wait_until_terminal(
@@ -159,7 +159,10 @@ async def page(request: Request, house: House, wanted: Filter, limit: int, name:
     if cursor:
         following = request.url.include_query_params(cursor=cursor)
         headers["link"] = f'<{following.path}?{following.query}>; rel="next"'
-    documents = [job_document(job, whole=False) for job in jobs[:limit]]
+    unwanted = await house.claimers.missing(jobs[:limit])
+    documents = [
+        job_document(job, whole=False, unwanted_since=unwanted.get(job["id"])) for job in jobs[:limit]
+    ]
     return json_response(dump({name: documents, "next_cursor": cursor}), 200, headers)
 
 
@@ -320,4 +323,11 @@ async def document_of(house: House, job_id: str, tenant: str) -> bytes:
     job = await read.get_job(house.database, job_id, tenant)
     if job is None:
         raise NotFound("There is no such job.")
-    return dump(job_document(job, queue_position=await read.queue_position(house.database, job)))
+    return dump(await _live_document(house, job))
+
+
+async def _live_document(house: House, job: asyncpg.Record) -> dict[str, Any]:
+    """The job with what is found out while it is read; none of that moves its `seq`, and so its ETag."""
+    position = await read.queue_position(house.database, job)
+    unwanted = await house.claimers.missing([job])
+    return job_document(job, queue_position=position, unwanted_since=unwanted.get(job["id"]))

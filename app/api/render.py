@@ -7,10 +7,11 @@ import asyncpg
 import orjson
 
 from app.jobs.artifacts import artifact_list
+from app.jobs.lanes import NO_WORKER
 from app.jobs.states import TERMINAL
 
-# How the driver shows infinity.
-NEVER = datetime.max.replace(tzinfo=UTC)
+# How the driver shows infinity: without a zone, so it equals no moment that has one.
+INFINITY = datetime.max  # noqa: DTZ901 - see above
 
 
 def dump(document: Any) -> bytes:
@@ -21,16 +22,28 @@ def raw(text: str | None) -> orjson.Fragment | None:
     return None if text is None else orjson.Fragment(text)
 
 
+def moment(at: datetime | None) -> datetime | None:
+    """A moment for callers: one that never comes is none at all."""
+    return None if at == INFINITY else at
+
+
 def job_document(
-    job: asyncpg.Record, *, whole: bool = True, queue_position: int | None = None
+    job: asyncpg.Record,
+    *,
+    whole: bool = True,
+    queue_position: int | None = None,
+    unwanted_since: datetime | None = None,
 ) -> dict[str, Any]:
-    """The job as specified; a list shows it without payload, result and artifacts."""
+    """The job as specified; a list shows it without payload, result and artifacts.
+
+    `unwanted_since`: since when nobody has asked for its kind; not in the row, because it is nobody's doing.
+    """
     document: dict[str, Any] = {
         "job_id": job["id"],
         "kind": job["kind"],
         "queue": job["queue"],
         "state": job["state"],
-        "reason": job["reason"],
+        "reason": NO_WORKER if unwanted_since else job["reason"],
         "priority": job["priority"],
         "model": job["model"],
     }
@@ -45,7 +58,7 @@ def job_document(
         "progress": raw(job["progress"]),
         "created_at": job["created_at"],
         # Held back without a moment in sight: the reason says by what.
-        "run_at": None if job["run_at"] == NEVER else job["run_at"],
+        "run_at": moment(job["run_at"]),
         "started_at": job["started_at"],
         "completed_at": job["completed_at"],
         "updated_at": job["updated_at"],
@@ -71,6 +84,8 @@ def job_document(
     }
     if job["state"] == "queued":
         document["queue_position"] = queue_position
+    if unwanted_since:
+        document["reason_since"] = unwanted_since
     return document
 
 

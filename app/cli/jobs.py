@@ -164,8 +164,8 @@ def _progress(job: fc.Job) -> str | None:
 def show(out: Output, job: fc.Job) -> None:
     raw = job.raw
     shown = (
-        "job_id", "state", "reason", "kind", "model", "queue", "queue_position", "priority", "attempt",
-        "max_attempts", "deferrals", "worker", "target", "created_at", "run_at", "started_at",
+        "job_id", "state", "reason", "reason_since", "kind", "model", "queue", "queue_position", "priority",
+        "attempt", "max_attempts", "deferrals", "worker", "target", "created_at", "run_at", "started_at",
         "completed_at", "deadline", "lease_expires_at", "parent_id", "concurrency_key", "metadata", "timings",
         "usage",
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import asyncpg
 
@@ -52,3 +53,33 @@ FROM workers w WHERE w.tenant = $1 ORDER BY w.last_seen_at DESC LIMIT 1000
 async def list_workers(database: Database, tenant: str) -> list[asyncpg.Record]:
     await database.execute(FORGET)
     return await database.fetch(LIST, tenant)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """That somebody of a tenant asks for these kinds (none named: all) in these queues."""
+
+    tenant: str
+    queues: frozenset[str]
+    kinds: frozenset[str]
+    last_at: datetime
+    # A moment ago, or it has its hands full: a worker that runs a job for an hour asks for no other meanwhile.
+    lately: bool
+
+
+ASKED = """
+SELECT tenant, queues, kinds, max(last_seen_at) AS last_at, bool_or(
+    last_seen_at > now() - $1 * interval '1 second' OR name = ANY (busy.workers)
+) AS lately
+FROM workers CROSS JOIN (
+    SELECT ARRAY(SELECT DISTINCT worker FROM jobs WHERE state IN ('loading', 'working') LIMIT 10000) AS workers
+) AS busy
+GROUP BY tenant, queues, kinds ORDER BY max(last_seen_at) DESC LIMIT 1000
+"""
+
+
+async def asked_lately(database: Database, seconds: float) -> list[Asked]:
+    return [
+        Asked(row["tenant"], frozenset(row["queues"]), frozenset(row["kinds"]), row["last_at"], row["lately"])
+        for row in await database.fetch(ASKED, seconds)
+    ]

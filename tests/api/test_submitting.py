@@ -102,6 +102,8 @@ def test_every_field_of_a_job_is_shown(submit: Submit, read: Read, queue: str) -
         "queue",
         "state",
         "reason",
+        # Nobody has asked for this kind.
+        "reason_since",
         "priority",
         "model",
         "payload",

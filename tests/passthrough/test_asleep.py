@@ -58,6 +58,9 @@ def test_sync_calls_and_jobs_wait_for_a_sleeping_target_and_finish_when_it_is_ba
             known = jobs_of(foreman)
             assert {job["state"] for job in known} == {"queued"}
             assert {job["attempt"] for job in known} == {0}
+            # No moment is known at which they will run; the reason says what they wait for.
+            assert {job["run_at"] for job in known} == {None}
+            assert job_of(foreman, jobs[0])["run_at"] is None
             # The stream is kept alive by frames that the client takes.
             wait_until(lambda: len(frames) >= 2, 10)
             assert not any(frame.message.content or frame.done for frame in frames)

@@ -38,6 +38,7 @@ WALKS = {
     "targets.PARKED_LANES",
     "usage.BOOK",
     "usage.SUMS",
+    "workers.ASKED",
     "workers.LIST",
 }
 EXPLAIN = """
