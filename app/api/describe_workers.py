@@ -1,6 +1,7 @@
 """The OpenAPI side of the worker protocol."""
 
 from app.api.describe import Json, _maybe, _object, _ok, _operation, _problems, _ref
+from app.dialects.usage import MAX_SECONDS, MAX_TOKENS
 
 _TEXT: Json = {"type": "string"}
 _TOKEN: Json = {"lease_token": {"type": "string", "minLength": 1, "maxLength": 200}}
@@ -44,6 +45,19 @@ CLAIM = _operation(
     ),
 )
 
+_TOKENS: Json = _maybe({"type": "integer", "minimum": 0, "maximum": MAX_TOKENS})
+_USED_SECONDS: Json = _maybe({"type": "number", "minimum": 0, "maximum": MAX_SECONDS})
+_USAGE: Json = _object(
+    {
+        "prompt_tokens": _TOKENS,
+        "completion_tokens": _TOKENS,
+        "load_seconds": _USED_SECONDS,
+        "prefill_seconds": _USED_SECONDS,
+        "decode_seconds": _USED_SECONDS,
+    },
+    additionalProperties=True,
+)
+
 _FIELDS: dict[str, tuple[str, Json]] = {
     "start": ("loading → working", {}),
     "heartbeat": ("Renew the lease", {"lease_seconds": _maybe(_LEASE_SECONDS)}),
@@ -78,7 +92,7 @@ _FIELDS: dict[str, tuple[str, Json]] = {
     ),
     "complete": (
         "loading, working → done",
-        {"result": {"description": "Any JSON, kept verbatim."}, "usage": _maybe({"type": "object"})},
+        {"result": {"description": "Any JSON, kept verbatim."}, "usage": _maybe(_USAGE)},
     ),
     "fail": (
         "loading, working → failed, or queued again when retryable and attempts are left",

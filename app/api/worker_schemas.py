@@ -8,6 +8,7 @@ import msgspec
 import orjson
 from msgspec import Meta
 
+from app.dialects.usage import MAX_SECONDS, MAX_TOKENS
 from app.errors import InvalidRequest
 from app.jobs import verbatim
 from app.jobs.retry import defer_delay, jitter
@@ -47,9 +48,43 @@ class HeartbeatRequest(_Settling):
     lease_seconds: Annotated[float, Meta(ge=0.05, le=86_400)] | None = None
 
 
+# As much as no job can use, so that sums of them stay numbers (see app/store/usage.py).
+Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+UsedSeconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
+
+
+class Usage(msgspec.Struct):
+    """What is summed up at GET /usage. Whatever else a worker writes beside it is kept as it is."""
+
+    prompt_tokens: Tokens | None = None
+    completion_tokens: Tokens | None = None
+    load_seconds: UsedSeconds | None = None
+    prefill_seconds: UsedSeconds | None = None
+    decode_seconds: UsedSeconds | None = None
+
+
+_FIGURES = set(Usage.__struct_fields__)
+_decode_usage = msgspec.json.Decoder(Usage | None).decode
+
+
 class CompleteRequest(_Settling):
     result: msgspec.Raw = msgspec.Raw(b"null")
-    usage: dict[str, Any] | None = None
+    usage: msgspec.Raw = msgspec.Raw(b"null")
+
+    def __post_init__(self) -> None:
+        _decode_usage(self.usage)
+
+    @property
+    def usage_text(self) -> str | None:
+        """As it came, with the figures in one plain spelling."""
+        used = _decode_usage(self.usage)
+        if used is None:
+            return None
+        parts = verbatim.members(bytes(self.usage))
+        parts |= {
+            name: msgspec.Raw(msgspec.json.encode(getattr(used, name))) for name in _FIGURES & parts.keys()
+        }
+        return verbatim.assemble(parts, frozenset()) if parts else None
 
 
 class ErrorBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -125,7 +160,22 @@ def decode(body: bytes, shape: type[msgspec.Struct], max_depth: int) -> Any:
 
 def _explain(parts: Members, shape: type[msgspec.Struct]) -> InvalidRequest:
     unknown = sorted(parts.keys() - set(shape.__struct_fields__))
-    return invalid(unknown[0], "is not a known field") if unknown else explain(parts, shape)
+    if unknown:
+        return invalid(unknown[0], "is not a known field")
+    if shape is CompleteRequest and "usage" in parts:
+        try:
+            _decode_usage(parts["usage"])
+        except msgspec.ValidationError:
+            return _explain_usage(bytes(parts["usage"]))
+    return explain(parts, shape)
+
+
+def _explain_usage(usage: bytes) -> InvalidRequest:
+    if not usage.startswith(b"{"):
+        return invalid("usage", "must be an object")
+    errors = explain(verbatim.members(usage), Usage).extra["errors"]
+    named = [{**each, "field": f"usage.{each['field']}"} for each in errors]
+    return InvalidRequest("; ".join(f"{each['field']}: {each['message']}" for each in named), errors=named)
 
 
 def fingerprint(verb: str, body: bytes) -> str:
@@ -136,13 +186,13 @@ def as_settlement(job_id: str, request: _Settling, body: bytes) -> Settlement:
     """Each request that settles is exactly one verb of the store."""
     token = request.lease_token
     match request:
-        case CompleteRequest(result=result, usage=usage):
+        case CompleteRequest(result=result, usage_text=usage):
             return Settlement(
                 job_id,
                 token,
                 Verb.COMPLETE,
                 result=bytes(result).decode(),
-                usage=orjson.dumps(usage).decode() if usage else None,
+                usage=usage,
                 fingerprint=fingerprint("complete", body),
             )
         case FailRequest(error=error, retryable=retryable, retry_in_seconds=delay):

@@ -12,6 +12,8 @@ Dialect = Literal["ollama", "openai"]
 Kind = Literal["chat", "generate", "embed"]
 Frame = dict[str, Any]
 
+MAX_COUNT = 2**63 - 1
+
 
 class UntranslatableRequest(ValueError):
     """The request says something that the other dialect has no words for; the message is for the caller."""
@@ -34,8 +36,10 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 
 def as_count(value: Any) -> int:
-    """A number of tokens or nanoseconds; anything else counts as none."""
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else 0
+    """A number of tokens or nanoseconds, no larger than 64 bits hold; anything else counts as none."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        return 0
+    return int(min(value, MAX_COUNT))
 
 
 def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:

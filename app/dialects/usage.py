@@ -10,6 +10,10 @@ from typing import Any, TypedDict
 
 from app.dialects.shapes import Dialect, Frame, as_count, as_dict, as_list, seconds
 
+# No answer costs more. What a target says beyond that is a mistake, and must spoil neither job nor sums.
+MAX_TOKENS = 10**12
+MAX_SECONDS = 1e9
+
 
 class Usage(TypedDict):
     prompt_tokens: int
@@ -22,11 +26,11 @@ class Usage(TypedDict):
 def usage_from_ollama(final_frame: Mapping[str, Any]) -> Usage:
     """Any field may be absent and then counts as nothing."""
     return Usage(
-        prompt_tokens=as_count(final_frame.get("prompt_eval_count")),
-        completion_tokens=as_count(final_frame.get("eval_count")),
-        load_seconds=seconds(final_frame.get("load_duration")),
-        prefill_seconds=seconds(final_frame.get("prompt_eval_duration")),
-        decode_seconds=seconds(final_frame.get("eval_duration")),
+        prompt_tokens=_tokens(final_frame.get("prompt_eval_count")),
+        completion_tokens=_tokens(final_frame.get("eval_count")),
+        load_seconds=_nanoseconds(final_frame.get("load_duration")),
+        prefill_seconds=_nanoseconds(final_frame.get("prompt_eval_duration")),
+        decode_seconds=_nanoseconds(final_frame.get("eval_duration")),
     )
 
 
@@ -37,16 +41,26 @@ def usage_from_openai(
     counts = as_dict(body.get("usage"))
     timings = as_dict(body.get("timings"))
     return Usage(
-        prompt_tokens=as_count(counts.get("prompt_tokens")),
-        completion_tokens=as_count(counts.get("completion_tokens")),
+        prompt_tokens=_tokens(counts.get("prompt_tokens")),
+        completion_tokens=_tokens(counts.get("completion_tokens")),
         load_seconds=0.0,
         prefill_seconds=_milliseconds(timings.get("prompt_ms"), prefill_seconds),
         decode_seconds=_milliseconds(timings.get("predicted_ms"), decode_seconds),
     )
 
 
+def _tokens(value: Any) -> int:
+    return min(MAX_TOKENS, as_count(value))
+
+
+def _nanoseconds(value: Any) -> float:
+    return min(MAX_SECONDS, seconds(value))
+
+
 def _milliseconds(value: Any, fallback: float) -> float:
-    return value / 1000 if isinstance(value, int | float) and value >= 0 else fallback
+    is_usable = isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    # The smaller one first: a whole number of a target's may be too large to be divided.
+    return min(value, MAX_SECONDS * 1000) / 1000 if is_usable else fallback
 
 
 class UsageMeter:

@@ -18,6 +18,7 @@ from app.jobs.states import LIVE, TERMINAL, State
 from app.store.database import Database, Runner
 from app.store.read import Filter, conditions
 from app.store.steer import Steered, cancel_all, delete_all, dismiss_all, revive_all
+from app.store.tables import BulkOperation, columns_of
 
 STEP = 100
 # Counted no further: a number beyond is no help to anybody.
@@ -72,9 +73,10 @@ async def count(database: Database, action: str, wanted: Filter, tenant: str) ->
     return min(MAX_COUNT, int(found[0]["count"]))
 
 
-BEGIN = """
+_COLUMNS = columns_of(BulkOperation)
+BEGIN = f"""
 INSERT INTO bulk_operations (id, tenant, action, filter, matched, until_id)
-VALUES ($1, $2, $3, $4::jsonb, $5, $1) RETURNING *
+VALUES ($1, $2, $3, $4::jsonb, $5, $1) RETURNING {_COLUMNS}
 """
 
 
@@ -85,8 +87,8 @@ async def begin(database: Database, action: str, wanted: Filter, tenant: str) ->
     return rows[0]
 
 
-GET = "SELECT * FROM bulk_operations WHERE id = $1 AND tenant = $2"
-LIST = "SELECT * FROM bulk_operations WHERE tenant = $1 ORDER BY id DESC LIMIT $2"
+GET = f"SELECT {_COLUMNS} FROM bulk_operations WHERE id = $1 AND tenant = $2"
+LIST = f"SELECT {_COLUMNS} FROM bulk_operations WHERE tenant = $1 ORDER BY id DESC LIMIT $2"
 
 
 async def get(database: Database, operation_id: str, tenant: str) -> asyncpg.Record | None:
@@ -97,9 +99,9 @@ async def list_operations(database: Database, tenant: str, limit: int) -> list[a
     return await database.fetch(LIST, tenant, limit)
 
 
-STOP = """
+STOP = f"""
 UPDATE bulk_operations SET state = 'stopped', completed_at = now(), updated_at = now()
-WHERE id = $1 AND tenant = $2 AND state = 'running' RETURNING *
+WHERE id = $1 AND tenant = $2 AND state = 'running' RETURNING {_COLUMNS}
 """
 
 
@@ -108,8 +110,8 @@ async def stop(database: Database, operation_id: str, tenant: str) -> asyncpg.Re
     return await database.fetchrow(STOP, operation_id, tenant)
 
 
-TAKE = """
-SELECT * FROM bulk_operations WHERE state = 'running' ORDER BY updated_at LIMIT 1 FOR UPDATE SKIP LOCKED
+TAKE = f"""
+SELECT {_COLUMNS} FROM bulk_operations WHERE state = 'running' ORDER BY updated_at LIMIT 1 FOR UPDATE SKIP LOCKED
 """
 STEPPED = """
 UPDATE bulk_operations SET

@@ -17,6 +17,7 @@ from app.jobs.queue_settings import QueueRules
 from app.store import fair, limits
 from app.store.database import Database, Runner
 from app.store.queues import QueueBook
+from app.store.tables import Job, columns_of
 from app.store.tail import EVENT_AND_OUTBOX
 
 LOWEST, HIGHEST = -32768, 32767
@@ -147,7 +148,7 @@ _CLAIM_DUE = (
 _RUN_COLUMNS = """id, tenant, queue, lane, rank, kind, payload, model, target, attempt, max_attempts, deferrals,
     ready_at, lease_token, lease_seconds, deadline, max_duration_seconds, traceparent, seq, webhook_url, dialect"""
 _TO_RUN = f"SELECT {_RUN_COLUMNS} FROM claimed ORDER BY rank DESC, ready_at, id"
-_WHOLE = "SELECT * FROM claimed ORDER BY rank DESC, ready_at, id"
+_WHOLE = f"SELECT {columns_of(Job)} FROM claimed ORDER BY rank DESC, ready_at, id"
 CLAIM_TO_RUN = _DUE + _CLAIM_DUE + _TO_RUN
 CLAIM_WHOLE = _DUE + _CLAIM_DUE + _WHOLE
 CLAIM_FAIRLY = fair.DUE + _CLAIM_DUE + _WHOLE

@@ -6,34 +6,45 @@ connection across a network call.
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Protocol, TypeVar
 
 import asyncpg
 
 from app.errors import DatabaseUnavailable
 from app.store.outage import Outage, cause_of
 
-# asyncpg shows a lost or refused connection in many ways; all of them mean "try again later".
+# Nothing of such a statement was done: PostgreSQL undid it to let others go on (40001, 40P01), or did not even
+# begin because its prepared form no longer fits the table (a newer version added a column).
+UNDONE = (
+    asyncpg.SerializationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.InvalidCachedStatementError,
+)
+
+# asyncpg shows a lost or refused connection in many ways; all of them mean "try again later". Of PostgreSQL's own
+# errors it is whole classes: 08 connection, 40 rolled back, 53 out of resources, 57 an operator stepped in,
+# 58 the machine below it.
 AWAY = (
     OSError,
     TimeoutError,
     asyncpg.InterfaceError,
     asyncpg.InternalClientError,
     asyncpg.PostgresConnectionError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.TooManyConnectionsError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.PostgresSystemError,
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.InvalidCatalogNameError,
     # A password that is just being changed, a role that is just being made.
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.LockNotAvailableError,
-    asyncpg.DiskFullError,
-    asyncpg.OutOfMemoryError,
     asyncpg.IdleInTransactionSessionTimeoutError,
-    asyncpg.QueryCanceledError,
+    asyncpg.TransactionTimeoutError,
+    asyncpg.InvalidCachedStatementError,
+    asyncpg.OutdatedSchemaCacheError,
 )
 
 
@@ -50,6 +61,11 @@ CONNECT_SECONDS = 5.0
 # A database that is only busy is waited for longer than one that does not answer.
 ACQUIRE_SECONDS = 15.0
 COMMAND_SECONDS = 30.0
+# How often a statement that was undone is run again, and the longest pause before it.
+SECOND_TRIES = 4
+PAUSE_SECONDS = 0.05
+
+T = TypeVar("T")
 
 
 # Every statement is planned once: what the store asks again and again costs more to plan than to run. A plan that
@@ -111,29 +127,46 @@ class Database:
         async with self.connection() as connection, connection.transaction():
             yield connection
 
+    # Each of these is a whole transaction, and tried again when PostgreSQL undid it. A block that is a transaction
+    # of several statements is not: only who wrote it knows what else happened in it. It raises `Unavailable`.
+
     async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
         async with self.connection() as connection:
-            rows: list[asyncpg.Record] = await connection.fetch(statement, *arguments)
-            return rows
+            return await _until_done(lambda: connection.fetch(statement, *arguments))
 
     async def fetch_planned(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
         """For filters that a caller chose: planned anew, for these very values."""
-        async with self.transaction() as connection:
-            await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan")
-            rows: list[asyncpg.Record] = await connection.fetch(statement, *arguments)
-            return rows
+
+        async def once() -> list[asyncpg.Record]:
+            async with connection.transaction():
+                await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan")
+                rows: list[asyncpg.Record] = await connection.fetch(statement, *arguments)
+                return rows
+
+        async with self.connection() as connection:
+            return await _until_done(once)
 
     async def fetchrow(self, statement: str, *arguments: Any) -> asyncpg.Record | None:
         async with self.connection() as connection:
-            return await connection.fetchrow(statement, *arguments)
+            return await _until_done(lambda: connection.fetchrow(statement, *arguments))
 
     async def fetchval(self, statement: str, *arguments: Any) -> Any:
         async with self.connection() as connection:
-            return await connection.fetchval(statement, *arguments)
+            return await _until_done(lambda: connection.fetchval(statement, *arguments))
 
     async def execute(self, statement: str, *arguments: Any) -> str:
         async with self.connection() as connection:
-            return str(await connection.execute(statement, *arguments))
+            return str(await _until_done(lambda: connection.execute(statement, *arguments)))
+
+
+async def _until_done(once: Callable[[], Awaitable[T]]) -> T:
+    for _ in range(SECOND_TRIES):
+        try:
+            return await once()
+        except UNDONE:
+            # Not in step with whom it collided with.
+            await asyncio.sleep(PAUSE_SECONDS * random.random())
+    return await once()
 
 
 async def _nothing_to_reset(_connection: Any) -> None:

@@ -9,9 +9,10 @@ import orjson
 
 from app.jobs.ids import id_floor
 from app.store.database import Database
+from app.store.tables import Job, columns_of
 
-GET = """
-SELECT j.*, (
+GET = f"""
+SELECT {columns_of(Job, "j")}, (
     SELECT json_agg(
         json_build_object('name', name, 'content_type', content_type, 'size', size,
                           'inline', CASE WHEN total <= 1048576 THEN content END)

@@ -7,18 +7,20 @@ import asyncpg
 
 from app.jobs.cron import next_tick
 from app.store.database import Database, Runner
+from app.store.tables import Schedule, columns_of
 
 NOW = "SELECT now() AS now"
+_COLUMNS = columns_of(Schedule)
 
 # The tick to come stays when neither the expression nor the zone changes.
-PUT = """
+PUT = f"""
 INSERT INTO schedules AS s (name, tenant, cron, timezone, job, next_at) VALUES ($1, $2, $3, $4, $5, $6)
 ON CONFLICT (name) DO UPDATE SET
     cron = excluded.cron, timezone = excluded.timezone, job = excluded.job, updated_at = now(),
     next_at = CASE WHEN s.cron = excluded.cron AND s.timezone = excluded.timezone THEN s.next_at
                    ELSE excluded.next_at END
 WHERE s.tenant = excluded.tenant
-RETURNING *, xmax = 0 AS created
+RETURNING {columns_of(Schedule, "s")}, xmax = 0 AS created
 """
 
 
@@ -31,9 +33,9 @@ async def put(
     return await database.fetchrow(PUT, name, tenant, cron, timezone, job, following)
 
 
-LIST = (
-    "SELECT * FROM schedules WHERE tenant = $1 AND ($2::text IS NULL OR name = $2) ORDER BY name LIMIT 1000"
-)
+LIST = f"""
+SELECT {_COLUMNS} FROM schedules WHERE tenant = $1 AND ($2::text IS NULL OR name = $2) ORDER BY name LIMIT 1000
+"""
 
 
 async def list_schedules(database: Database, tenant: str, name: str | None = None) -> list[asyncpg.Record]:
@@ -48,8 +50,8 @@ async def delete(database: Database, tenant: str, name: str) -> bool:
 
 
 # The row is held until its job is committed with it. Others skip it, and find it moved on.
-DUE = """
-SELECT *, clock_timestamp() AS now FROM schedules WHERE next_at <= now()
+DUE = f"""
+SELECT {_COLUMNS}, clock_timestamp() AS now FROM schedules WHERE next_at <= now()
 ORDER BY next_at LIMIT 1 FOR UPDATE SKIP LOCKED
 """
 

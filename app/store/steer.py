@@ -8,6 +8,7 @@ import asyncpg
 from app.store.database import Database, Runner
 from app.store.tail import ALL_IT_OWNED, EVENT_AND_OUTBOX
 from app.store.tallies import tally
+from app.store.usage import booking
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +167,8 @@ DELETE = (
     """
 WITH gone AS (
     DELETE FROM jobs WHERE id = ANY ($1::text[]) AND completed_at IS NOT NULL
-    RETURNING id, queue, state, created_at, updated_at, has_dependents
+    RETURNING id, queue, state, created_at, updated_at, has_dependents, tenant, model, completed_at, usage,
+        usage_booked
 )
 , outcomes AS (
     -- Those who wait for it may not have been told yet: whoever ended it may have died before.
@@ -174,7 +176,12 @@ WITH gone AS (
     WHERE dependencies.depends_on = gone.id AND gone.has_dependents AND dependencies.job_id <> ALL ($1::text[])
 )
 , dependencies_gone AS (DELETE FROM dependencies USING gone WHERE dependencies.job_id = gone.id)
+, unbooked AS (
+    SELECT tenant, model, completed_at, usage FROM gone WHERE usage IS NOT NULL AND NOT usage_booked
+)
 """
+    # What a job used stays in the ledger, however soon it is deleted.
+    + booking("unbooked")
     + ALL_IT_OWNED
     + tally("gone", sign="-")
     + "SELECT id FROM gone"

@@ -8,8 +8,9 @@ import orjson
 
 from app.jobs.lanes import TARGET_ASLEEP
 from app.store.database import Database
+from app.store.tables import Target, columns_of
 
-LIST = "SELECT * FROM targets ORDER BY name"
+LIST = f"SELECT {columns_of(Target)} FROM targets ORDER BY name"
 
 
 async def list_targets(database: Database) -> list[asyncpg.Record]:

@@ -102,3 +102,81 @@ def test_sqlalchemys_spelling_of_a_url_is_understood() -> None:
 def test_other_errors_pass_through_unchanged() -> None:
     with pytest.raises(KeyError), translated():
         raise KeyError("x")
+
+
+async def test_a_statement_that_lost_a_deadlock_is_run_again(database: Database) -> None:
+    """Each moves both rows, in opposite orders: PostgreSQL can only let them pass by undoing one."""
+    await database.execute("CREATE TABLE pairs (id int PRIMARY KEY, moves int DEFAULT 0)")
+    await database.execute("INSERT INTO pairs VALUES (1), (2)")
+    await database.execute("ALTER DATABASE " + await _name(database) + " SET deadlock_timeout = '20ms'")
+    await database.close()
+    await database.open()
+    # The sleep between the two locks makes sure that both hold one.
+    move = """
+    WITH first AS (SELECT id FROM pairs WHERE id = $1 FOR UPDATE)
+    , pause AS MATERIALIZED (SELECT pg_sleep(0.3) FROM first)
+    UPDATE pairs SET moves = moves + 1 FROM pause WHERE id = $2 RETURNING id
+    """
+    assert sorted(await asyncio.gather(database.fetchval(move, 1, 2), database.fetchval(move, 2, 1))) == [
+        1,
+        2,
+    ]
+    undone = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+    assert [row["moves"] for row in await database.fetch("SELECT moves FROM pairs")] == [1, 1]
+    async with asyncio.timeout(20):
+        while not await database.fetchval(undone):
+            await asyncio.sleep(0.05)
+
+
+async def _name(database: Database) -> str:
+    return str(await database.fetchval("SELECT quote_ident(current_database())"))
+
+
+async def test_a_statement_that_is_undone_again_and_again_is_unavailable_in_the_end(
+    database: Database,
+) -> None:
+    await database.execute("CREATE SEQUENCE tries")
+    await database.execute(
+        """
+        CREATE FUNCTION collide(code text) RETURNS int LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM nextval('tries'); RAISE EXCEPTION 'no way' USING ERRCODE = code; END $$
+        """
+    )
+    for code in ("40001", "40P01"):
+        await database.execute("SELECT setval('tries', 1, false)")
+        with pytest.raises(Unavailable) as caught:
+            await database.fetchval("SELECT collide($1)", code)
+        assert caught.value.retry_after
+        # A bounded number of times, and more than once.
+        assert 2 <= await database.fetchval("SELECT last_value FROM tries") <= 10
+
+
+@pytest.mark.parametrize(
+    "code", ["40003", "53000", "53100", "53400", "57000", "57P05", "58000", "58030", "55P03"]
+)
+async def test_what_passes_by_itself_is_unavailable_and_tried_once(database: Database, code: str) -> None:
+    await database.execute("CREATE SEQUENCE tries")
+    await database.execute(
+        """
+        CREATE FUNCTION collide(code text) RETURNS int LANGUAGE plpgsql AS
+        $$ BEGIN PERFORM nextval('tries'); RAISE EXCEPTION 'not now' USING ERRCODE = code; END $$
+        """
+    )
+    with pytest.raises(Unavailable):
+        await database.fetchval("SELECT collide($1)", code)
+    assert await database.fetchval("SELECT last_value FROM tries") == 1
+    with pytest.raises(Unavailable):
+        async with database.transaction() as connection:
+            await connection.fetchval("SELECT collide($1)", code)
+
+
+async def test_a_transaction_that_was_undone_is_unavailable_and_left_to_its_author(
+    database: Database,
+) -> None:
+    begun = 0
+    with pytest.raises(Unavailable):
+        async with database.transaction() as connection:
+            begun += 1
+            await connection.execute("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40P01'; END $$")
+    assert begun == 1
+    assert await database.fetchval("SELECT 1") == 1
