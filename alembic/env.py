@@ -8,7 +8,7 @@ connection = context.config.attributes["connection"]
 context.configure(
     connection=connection,
     target_metadata=METADATA,
-    transaction_per_migration=False,
+    transaction_per_migration=True,
     compare_server_default=False,
 )
 with context.begin_transaction():

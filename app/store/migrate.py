@@ -1,13 +1,19 @@
-"""Schema migrations: safe to run from several processes at once, and at every start."""
+"""Schema migrations: safe to run from several processes at once, at every start, and beside a server that works.
 
+One process at a time, by an advisory lock in a transaction of its own; each migration is a transaction by itself. None
+waits long for a table's lock, because everybody else would wait behind it: it gives up, and is tried again. Indexes on
+tables that may be large are built by `build_index`, which holds nobody up.
+"""
+
+import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import sqlalchemy as sa
-from alembic import command
+from alembic import command, op
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
@@ -17,8 +23,14 @@ from sqlalchemy.pool import NullPool
 from app.store import locks
 from app.store.database import CONNECT_SECONDS, asyncpg_url, translated
 
-# Transaction-level, so that it is safe behind PgBouncer and gone with the connection.
-LOCK = sa.text(f"SELECT pg_advisory_xact_lock({locks.MIGRATE})")
+# Transaction-level, so that it is safe behind PgBouncer and gone with the connection. Tried, not waited for: who waits
+# has a snapshot, and an index that is built concurrently waits for all of those.
+TRY_LOCK = sa.text(f"SELECT pg_try_advisory_xact_lock({locks.MIGRATE})")
+TRY_AGAIN_SECONDS = 0.2
+# The transaction with the lock is idle for as long as the migrations take. Said last: until its next statement a
+# transaction keeps the snapshot of the one before.
+STAY = sa.text("SET LOCAL idle_in_transaction_session_timeout = 0")
+LOCK_TIMEOUT = "SET LOCAL lock_timeout = '3s'"
 
 
 async def migrate(url: str) -> str:
@@ -26,12 +38,34 @@ async def migrate(url: str) -> str:
     engine = _engine(url)
     try:
         with translated(), _unwrapped():
-            async with engine.begin() as connection:
-                await connection.execute(LOCK)
+            async with _alone(engine), engine.connect() as connection:
                 await connection.run_sync(_upgrade)
     finally:
         await engine.dispose()
     return newest_revision()
+
+
+@contextlib.asynccontextmanager
+async def _alone(engine: AsyncEngine) -> AsyncIterator[None]:
+    while True:
+        async with engine.begin() as connection:
+            if (await connection.execute(TRY_LOCK)).scalar():
+                await connection.execute(STAY)
+                yield
+                return
+        await asyncio.sleep(TRY_AGAIN_SECONDS)
+
+
+IS_BROKEN = "SELECT 1 FROM pg_index WHERE indexrelid = to_regclass('{name}') AND NOT indisvalid"
+
+
+def build_index(name: str, definition: str) -> None:
+    """For migrations: build an index while the table is written to. In a migration that does nothing else, since
+    this cannot be taken back: one that was broken off is run again, and finds what is there already."""
+    with op.get_context().autocommit_block():
+        if op.get_bind().execute(sa.text(IS_BROKEN.format(name=name))).scalar():
+            op.execute(f"DROP INDEX CONCURRENTLY {name}")
+        op.execute(f"CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON {definition}")
 
 
 @contextlib.contextmanager
@@ -67,7 +101,13 @@ def _engine(url: str) -> AsyncEngine:
     async def connect() -> Any:
         return await asyncpg.connect(asyncpg_url(url), timeout=CONNECT_SECONDS, statement_cache_size=0)
 
-    return create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
+
+    @sa.event.listens_for(engine.sync_engine, "begin")
+    def give_up_soon(connection: sa.Connection) -> None:
+        connection.exec_driver_sql(LOCK_TIMEOUT)
+
+    return engine
 
 
 def _upgrade(connection: sa.Connection) -> None:
@@ -75,6 +115,8 @@ def _upgrade(connection: sa.Connection) -> None:
     config.attributes["connection"] = connection
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     current = MigrationContext.configure(connection).get_current_revision()
+    # The look has begun a transaction, and each migration wants its own.
+    connection.rollback()
     if current is not None and current not in known:
         # A newer version migrated already and we are the old one in a rolling deploy: leave it be.
         return

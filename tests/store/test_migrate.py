@@ -16,6 +16,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from app.errors import Unavailable
 from app.store.database import Database
 from app.store.embedded import EmbeddedPostgres
 from app.store.migrate import current_revision, migrate, newest_revision, scripts_folder
@@ -157,6 +158,52 @@ async def test_a_schema_newer_than_this_version_is_left_alone(database: Database
     await database.execute("UPDATE alembic_version SET version_num = '9999'")
     await migrate(database_url)
     assert await database.fetchval("SELECT version_num FROM alembic_version") == "9999"
+
+
+async def test_indexes_are_built_beside_who_writes_and_again_after_a_build_that_broke_off(
+    database: Database, database_url: str
+) -> None:
+    await database.execute("DROP INDEX jobs_by_model")
+    await database.execute("UPDATE alembic_version SET version_num = '0007'")
+    # A unique index over rows that are alike: its build fails and leaves something that is of no use.
+    await put_one(database, model="m")
+    await put_one(database, model="m")
+    async with database.connection() as connection:
+        with pytest.raises(asyncpg.UniqueViolationError):
+            await connection.execute("CREATE UNIQUE INDEX CONCURRENTLY jobs_by_model ON jobs (tenant, model)")
+    writer = await asyncpg.connect(database_url)
+    async with writer.transaction():
+        await writer.execute("UPDATE jobs SET updated_at = now()")
+        migrating = [asyncio.create_task(migrate(database_url)) for _ in range(2)]
+        await until_building(database)
+        # Whoever writes is not held up by it.
+        await put_one(database, model="m")
+    assert await asyncio.gather(*migrating) == [newest_revision()] * 2
+    assert await database.fetchval(
+        "SELECT indisvalid AND NOT indisunique FROM pg_index WHERE indexrelid = 'jobs_by_model'::regclass"
+    )
+    await writer.close()
+
+
+async def until_building(database: Database) -> None:
+    building = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '% INDEX CONCURRENTLY%' AND wait_event = 'virtualxid'"
+    async with asyncio.timeout(60):
+        while not await database.fetchval(building):
+            await asyncio.sleep(0.02)
+
+
+async def test_a_migration_does_not_wait_in_front_of_everybody_for_a_table_that_is_in_use(
+    database: Database, database_url: str
+) -> None:
+    await database.execute("ALTER TABLE dependencies DROP COLUMN outcome")
+    await database.execute("UPDATE alembic_version SET version_num = '0005'")
+    reader = await asyncpg.connect(database_url)
+    async with reader.transaction():
+        await reader.execute("LOCK TABLE dependencies IN ACCESS SHARE MODE")
+        with pytest.raises(Unavailable):
+            await migrate(database_url)
+    await reader.close()
+    assert await database.fetchval("SELECT version_num FROM alembic_version") == "0005"
 
 
 def test_revisions_are_numbered_one_after_the_other() -> None:

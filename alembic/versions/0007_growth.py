@@ -1,16 +1,15 @@
-"""Growth: retention for every queue, lists by model, and what was pruned is vacuumed before it piles up."""
+"""Growth: retention for every queue, and what was pruned is vacuumed before it piles up."""
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0006"
-down_revision = "0005"
+revision = "0007"
+down_revision = "0006"
 
 ID = sa.Text(collation="C")
 TIME = sa.DateTime(timezone=True)
 NOW = sa.text("now()")
 
-ASLEEP = "state = 'queued' AND ready_at IS NULL AND reason = 'target_asleep'"
 # Appended to at one end and pruned at the other: a fiftieth of a large table is much already.
 PRUNED = (
     "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, "
@@ -29,11 +28,6 @@ def upgrade() -> None:
         sa.Column("due_at", TIME, nullable=False, server_default=NOW),
     )
     op.create_index("retention_walks_due", "retention_walks", ["due_at"])
-    # Operators with a large table build these two CONCURRENTLY beforehand: see the changelog.
-    op.execute(
-        "CREATE INDEX IF NOT EXISTS jobs_by_model ON jobs (tenant, model, id) WHERE model IS NOT NULL"
-    )
-    op.execute(f"CREATE INDEX IF NOT EXISTS jobs_asleep_lanes ON jobs (lane) WHERE {ASLEEP}")
     for table in PRUNED_TABLES:
         op.execute(f"ALTER TABLE {table} SET ({PRUNED})")
 
@@ -46,6 +40,4 @@ def downgrade() -> None:
             f"ALTER TABLE {table} RESET (autovacuum_vacuum_scale_factor, autovacuum_vacuum_threshold, "
             "autovacuum_vacuum_insert_scale_factor)"
         )
-    op.drop_index("jobs_asleep_lanes", "jobs")
-    op.drop_index("jobs_by_model", "jobs")
     op.drop_table("retention_walks")
