@@ -5,9 +5,9 @@ own, and the jobs of one submission come in together or not at all. What is deci
 advisory locks of the keys and queues concerned, so it is exact over the fleet.
 """
 
-import time
+import secrets
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import asyncpg
@@ -37,11 +37,11 @@ from app.store.tail import EVENT_AND_OUTBOX
 from app.store.tallies import tally
 
 RETRY_AFTER_SECONDS = 1.0
-# Far from its depth a queue is not counted for each submission: a process may admit this share of the room ...
+# Far from its depth a queue is not counted for each submission: a process reserves this share of the room and admits
+# within it, until it is used up or somebody else who comes near the depth revokes it.
 CREDIT_SHARE = 16
-# ... if there is at least this much room, and for this long.
+# There must be at least this much room.
 CREDIT_FROM = 2000
-CREDIT_SECONDS = 0.25
 
 
 @dataclass(slots=True)
@@ -116,32 +116,75 @@ def _key(job: NewJob) -> Key | None:
     return None if job.concurrency_key is None else (job.queue, job.concurrency_key)
 
 
+@dataclass(slots=True)
+class _Credit:
+    """What is left of the room that this process has reserved in a queue, and under which depth."""
+
+    token: str
+    jobs: int
+    max_depth: int
+
+
+class _RevokedError(Exception):
+    """Somebody else needed the room that was reserved in these queues: they have to be counted."""
+
+    def __init__(self, queues: set[str]) -> None:
+        super().__init__(queues)
+        self.queues = queues
+
+
 class Admission:
-    """Admits jobs of managed queues. Remembers of each queue how far it is from being full."""
+    """Admits jobs of managed queues. Holds a share of the room of those that are far from being full."""
 
     def __init__(self, database: Database, book: QueueBook) -> None:
         self._database = database
         self._book = book
-        self._credits: dict[str, tuple[float, int]] = {}
+        self._credits: dict[str, _Credit] = {}
 
     async def admit(self, submissions: Sequence[Submission]) -> Admitted:
         """Admit all of them in one commit; each is answered on its own."""
-        async with self._database.transaction() as connection:
-            return await self.admit_on(connection, submissions)
+        jobs = [job for submission in submissions for job in submission.jobs]
+        while True:
+            wanted = self._wanted(jobs)
+            spent = self._spend(wanted)
+            try:
+                async with self._database.transaction() as connection:
+                    reserved: dict[str, _Credit] = {}
+                    admitted = await self._admit(connection, submissions, wanted, spent, reserved)
+            except _RevokedError as revoked:
+                for queue in revoked.queues:
+                    self._credits.pop(queue, None)
+            else:
+                self._credits |= reserved
+                return admitted
 
     async def admit_on(self, connection: Runner, submissions: Sequence[Submission]) -> Admitted:
         """The same, in the caller's transaction."""
         jobs = [job for submission in submissions for job in submission.jobs]
+        return await self._admit(connection, submissions, self._wanted(jobs))
+
+    async def _admit(
+        self,
+        connection: Runner,
+        submissions: Sequence[Submission],
+        wanted: dict[str, int],
+        spent: dict[str, str] | None = None,
+        reserved: dict[str, _Credit] | None = None,
+    ) -> Admitted:
+        """`wanted` jobs in queues with a depth; those of `spent` are admitted under that reservation, the others
+        are counted, and what this reserves of them stands in `reserved`."""
+        spent = spent or {}
+        jobs = [job for submission in submissions for job in submission.jobs]
         held = {key for job in jobs if (key := _key(job)) is not None}
-        counted = self._queues_to_count(jobs)
-        await keys.lock(
-            connection, [*map(keys.key_lock, held), *(keys.lock_number("depth", queue) for queue in counted)]
-        )
+        counted = {queue: number for queue, number in wanted.items() if queue not in spent}
+        await _lock(connection, held, counted, spent)
         receipts: list[Receipt | Exception | None] = [None] * len(submissions)
         idempotency = _IdempotencyKeys(submissions)
         fresh = await idempotency.take(connection, receipts)
         related = await _lock_related(connection, jobs)
-        plan = _Plan(await self._places(connection, held, jobs), await self._count(connection, counted))
+        plan = _Plan(
+            await self._places(connection, held, jobs), await self._count(connection, counted, reserved)
+        )
         admitted = Admitted([])
         for n in fresh:
             receipts[n] = self._decide(submissions[n], plan, related, admitted)
@@ -223,32 +266,42 @@ class Admission:
 
     # -- counting ----------------------------------------------------------------------------------
 
-    def _queues_to_count(self, jobs: Sequence[NewJob]) -> list[str]:
-        """Queues with a depth, but not those that are known to be far from it."""
-        wanted: dict[str, int] = {}
-        for job in jobs:
-            rules = self._book.rules(job.queue)
-            if rules is not None and rules.settings.max_depth is not None:
-                wanted[job.queue] = wanted.get(job.queue, 0) + 1
-        counted = []
-        for queue, number in wanted.items():
-            until, credit = self._credits.get(queue, (0.0, 0))
-            if time.monotonic() < until and credit >= number:
-                self._credits[queue] = until, credit - number
-            else:
-                counted.append(queue)
-        return counted
+    def _wanted(self, jobs: Sequence[NewJob]) -> dict[str, int]:
+        """How many there are for each queue with a depth."""
+        return Counter(job.queue for job in jobs if self._max_depth(job.queue) is not None)
 
-    async def _count(self, connection: Runner, queues: Sequence[str]) -> dict[str, int]:
+    def _max_depth(self, queue: str) -> int | None:
+        rules = self._book.rules(queue)
+        return None if rules is None else rules.settings.max_depth
+
+    def _spend(self, wanted: dict[str, int]) -> dict[str, str]:
+        """The queues for which enough is reserved, and by which token; it is spent from here on."""
+        spent = {}
+        for queue, number in wanted.items():
+            credit = self._credits.get(queue)
+            if credit and credit.jobs >= number and credit.max_depth == self._max_depth(queue):
+                credit.jobs -= number
+                spent[queue] = credit.token
+        return spent
+
+    async def _count(
+        self, connection: Runner, counted: dict[str, int], reserved: dict[str, _Credit] | None
+    ) -> dict[str, int]:
+        """The room of each queue, no part of which is anybody else's any more where it is little."""
         room: dict[str, int] = {}
-        for queue in queues:
-            rules = self._book.rules(queue)
-            limit = (rules.settings.max_depth if rules else None) or 0
+        for queue, number in counted.items():
+            limit = self._max_depth(queue) or 0
             room[queue] = limit - await depth(connection, queue, limit)
-            if room[queue] >= CREDIT_FROM:
-                self._credits[queue] = time.monotonic() + CREDIT_SECONDS, room[queue] // CREDIT_SHARE
-            else:
-                self._credits.pop(queue, None)
+            if limit < CREDIT_FROM:
+                continue
+            mine = self._credits.get(queue) if reserved is not None else None
+            others = await _reserved_by_others(connection, queue, mine.token if mine else "")
+            free = room[queue] - number - others
+            if free < 0:
+                await connection.execute(REVOKE, queue)
+            elif free >= CREDIT_FROM and reserved is not None:
+                reserved[queue] = _Credit(secrets.token_urlsafe(12), free // CREDIT_SHARE, limit)
+                await connection.execute(RESERVE, queue, reserved[queue].token, reserved[queue].jobs)
         return room
 
     async def _places(self, connection: Runner, held: set[Key], jobs: Sequence[NewJob]) -> dict[Key, _Place]:
@@ -421,6 +474,52 @@ WITH skipped AS (
     + tally("skipped")
     + "SELECT id FROM skipped"
 )
+
+# What is decided under a reservation shares the queue's lock, so that whoever counts, alone with it, sees all of that.
+# One order for everybody: that of the numbers.
+LOCK = """
+SELECT CASE WHEN alone THEN pg_advisory_xact_lock(number)::text ELSE pg_advisory_xact_lock_shared(number)::text END
+FROM unnest($1::bigint[], $2::bool[]) AS wanted (number, alone)
+"""
+# A statement, and so a snapshot, of its own: taken after the lock.
+STILL_RESERVED = """
+SELECT spent.queue FROM unnest($1::text[], $2::text[]) AS spent (queue, token)
+JOIN depth_reservations AS r ON r.queue = spent.queue AND r.token = spent.token
+"""
+
+
+async def _lock(connection: Runner, held: set[Key], counted: Iterable[str], spent: Mapping[str, str]) -> None:
+    """Lock the keys and the queues; raises when a reservation is no more."""
+    numbers = dict.fromkeys(map(keys.key_lock, held), True)
+    numbers |= {keys.lock_number("depth", queue): True for queue in counted}
+    numbers |= {keys.lock_number("depth", queue): False for queue in spent}
+    ordered = sorted(numbers)
+    await connection.execute(LOCK, ordered, [numbers[number] for number in ordered])
+    if spent:
+        kept = await connection.fetch(STILL_RESERVED, list(spent), list(spent.values()))
+        revoked = spent.keys() - {row["queue"] for row in kept}
+        if revoked:
+            raise _RevokedError(revoked)
+
+
+# One's own is over with the next count; one of a process that has died, after a minute.
+RESERVED = """
+WITH over AS (
+    DELETE FROM depth_reservations
+    WHERE queue = $1 AND (token = $2 OR reserved_at < now() - interval '1 minute') RETURNING token
+)
+SELECT coalesce(sum(jobs), 0)::bigint AS jobs FROM depth_reservations
+WHERE queue = $1 AND token NOT IN (SELECT token FROM over)
+"""
+RESERVE = "INSERT INTO depth_reservations (queue, token, jobs) VALUES ($1, $2, $3)"
+REVOKE = "DELETE FROM depth_reservations WHERE queue = $1"
+
+
+async def _reserved_by_others(connection: Runner, queue: str, own: str) -> int:
+    """How much room others have reserved; one's own reservation ends here."""
+    rows = await connection.fetch(RESERVED, queue, own)
+    return int(rows[0]["jobs"])
+
 
 # Waiting jobs by each of the three reasons, each from its own index.
 DEPTH = """

@@ -499,6 +499,17 @@ class Dependency(SQLModel, table=True):
     outcome: str | None = _text()
 
 
+class DepthReservation(SQLModel, table=True):
+    """Room of a queue with max_depth that one process may fill without counting; anybody may take it back."""
+
+    __tablename__ = "depth_reservations"
+
+    queue: str = Field(sa_column=sa.Column(sa.Text, primary_key=True))
+    token: str = Field(sa_column=sa.Column(sa.Text, primary_key=True))
+    jobs: int = Field(sa_column=sa.Column(sa.Integer, nullable=False))
+    reserved_at: datetime = _time(null=False, server_default=NOW)
+
+
 class QueueLimit(SQLModel, table=True):
     """The token bucket of a queue that has a rate."""
 
