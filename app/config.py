@@ -80,6 +80,15 @@ class Settings(BaseSettings):
     slow_reader_seconds: float = Field(
         30, ge=0.1, le=3600, description="a connection whose reader takes nothing for so long is closed"
     )
+    retention_days: float = Field(
+        7,
+        ge=0,
+        le=3650,
+        description="days for which ended jobs are kept, unless their queue says otherwise; 0: for ever",
+    )
+    dead_letter_days: float = Field(
+        30, ge=0, le=3650, description="the same for jobs that failed or were dismissed"
+    )
     chatter_days: int = Field(
         14, ge=1, le=3650, description="days for which output, progress and logs of jobs are kept"
     )

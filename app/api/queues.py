@@ -28,7 +28,8 @@ async def list_queues(request: Request) -> Response:
     house = house_of(request)
     counts = await house.queues.census.take()
     found = await queues.list_queues(house.database)
-    return json_response(dump({"queues": [_shown(row, counts.get(row["name"])) for row in found]}))
+    shown = [_shown(house, row, counts.get(row["name"])) for row in found]
+    return json_response(dump({"queues": shown}))
 
 
 @router.get("/queues/{name}", **describe.GET_QUEUE)
@@ -82,12 +83,12 @@ async def _document(house: House, name: str) -> dict[str, Any]:
     found = await queues.list_queues(house.database, name=name)
     if not found:
         raise NotFound("There is no such queue.")
-    return _shown(found[0], (await house.queues.census.take()).get(name))
+    return _shown(house, found[0], (await house.queues.census.take()).get(name))
 
 
-def _shown(row: asyncpg.Record, count: QueueCount | None) -> dict[str, Any]:
+def _shown(house: House, row: asyncpg.Record, count: QueueCount | None) -> dict[str, Any]:
     count = count or QueueCount()
-    settings = in_force(orjson.loads(row["settings"]))
+    settings = in_force(orjson.loads(row["settings"]), house.queues.usual_retention)
     paused = row["paused_at"] is not None
     return {
         "name": row["name"],

@@ -12,6 +12,7 @@ from app.engine.pruner import Pruner
 from app.engine.reconciler import Reconciler
 from app.engine.scheduler import Scheduler
 from app.events.hub import Hub
+from app.jobs.queue_settings import usual_retention
 from app.store.census import Census
 from app.store.claims import SETTINGS, Claims, heads
 from app.store.database import Database
@@ -36,7 +37,8 @@ class Queues:
         self.intake = Intake(database, hub, self.book, self.gatekeeper, self.promoter.wake)
         self.bookkeeper = Bookkeeper(database, hub, self.book, self.intake)
         self.reconciler = Reconciler(database, hub, self.book, settings.sweep_seconds)
-        self.pruner = Pruner(database, self.book, settings.sweep_seconds)
+        self.usual_retention = usual_retention(settings.retention_days, settings.dead_letter_days)
+        self.pruner = Pruner(database, self.book, settings.sweep_seconds, self.usual_retention)
         self.scheduler = Scheduler(database, self.intake, settings.poll_seconds)
         self.bulk_runner = BulkRunner(database, hub, self.gatekeeper)
 

@@ -17,7 +17,7 @@ from app.errors import InvalidRequest
 from app.jobs import verbatim
 from app.jobs.keys import concurrency_key
 from app.jobs.payload_schema import compile_schema
-from app.jobs.states import TERMINAL
+from app.jobs.states import TERMINAL, State
 from app.jobs.submission import NO_NUL, Backoff, NewJob, Seconds, explain, invalid
 
 MAX_SETTINGS_BYTES = 512 * 1024
@@ -75,6 +75,15 @@ KEY_DEFAULTS: Mapping[str, Any] = {
     "stale_policy": "fail-stale",
 }
 NO_SETTINGS = QueueSettings()
+DAY_SECONDS = 86_400.0
+
+
+def usual_retention(days: float, dead_letter_days: float) -> dict[str, float]:
+    """For how many seconds an ended job is kept, by state, where its queue does not say otherwise; 0: for ever."""
+    dead = (State.FAILED, State.DISMISSED)
+    return {
+        str(state): DAY_SECONDS * (dead_letter_days if state in dead else days) for state in sorted(TERMINAL)
+    }
 
 
 def parse_settings(body: bytes, max_depth: int = verbatim.DEFAULT_MAX_DEPTH) -> dict[str, Any]:
@@ -122,10 +131,11 @@ def _check(settings: QueueSettings) -> None:
         compile_schema(settings.payload_schema)
 
 
-def in_force(stored: Mapping[str, Any]) -> dict[str, Any]:
+def in_force(stored: Mapping[str, Any], usual: Mapping[str, float]) -> dict[str, Any]:
     """Every setting of a queue as it was written, or its default."""
     defaults = KEY_DEFAULTS if stored.get("key") is not None else {}
-    return {name: stored.get(name, defaults.get(name)) for name in QueueSettings.__struct_fields__}
+    shown = {name: stored.get(name, defaults.get(name)) for name in QueueSettings.__struct_fields__}
+    return shown | {"retention": {**usual, **(stored.get("retention") or {})}}
 
 
 class QueueRules:
@@ -149,6 +159,10 @@ class QueueRules:
     def _check_payload(self) -> Any:
         schema = self.settings.payload_schema
         return None if schema is None else compile_schema(schema)
+
+    def retention(self, usual: Mapping[str, float]) -> dict[str, float]:
+        """For how many seconds an ended job is kept, by state; 0: for ever."""
+        return {**usual, **(self.settings.retention or {})}
 
     def apply(self, job: NewJob) -> None:
         """Check a job against the rules and give it what the queue decides. Raises InvalidRequest."""

@@ -161,13 +161,6 @@ WITH overdue AS MATERIALIZED (
     + "SELECT id, state, queue, lane, concurrency_key AS key, has_dependents FROM cancelled"
 )
 
-PRUNE_IDEMPOTENCY_KEYS = """
-DELETE FROM idempotency_keys WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM idempotency_keys WHERE created_at < now() - interval '48 hours' ORDER BY created_at LIMIT $1
-))
-"""
-
-
 @dataclass(slots=True)
 class Swept:
     """The jobs that one round moved, as (id, state, queue, lane, key, has_dependents)."""
@@ -192,6 +185,5 @@ async def sweep(database: Database, *, cancel_grace_seconds: float) -> Swept | N
         expired = await connection.fetch(EXPIRE, BATCH)
         rescued = await connection.fetch(RESCUE, BATCH)
         superseded = await connection.fetch(SUPERSEDE, BATCH)
-        await connection.execute(PRUNE_IDEMPOTENCY_KEYS, BATCH)
     full = BATCH in (len(cancelled), len(expired), len(rescued), len(superseded))
     return Swept(rescued, superseded, expired, cancelled, full)

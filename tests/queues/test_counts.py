@@ -99,7 +99,7 @@ def test_jobs_are_pruned_when_their_retention_is_over(call: Caller, queue: str) 
 
 
 def test_pruning_goes_through_many_batches(call: Caller, queue: str) -> None:
-    call.configure(queue, retention={"done": 0})
+    call.configure(queue, retention={"done": 0.001})
     kept = dead_letters(call, queue, 600)
     for _ in range(2):
         call.http.post("/jobs/batch", json={"jobs": [{"kind": "noop", "queue": queue}] * 1000})
@@ -107,7 +107,7 @@ def test_pruning_goes_through_many_batches(call: Caller, queue: str) -> None:
 
 
 def test_a_job_with_a_webhook_on_its_way_is_kept(call: Caller, queue: str) -> None:
-    call.configure(queue, retention={"done": 0})
+    call.configure(queue, retention={"done": 0.001})
     job_id = call.submit(queue, state_webhook_url="http://nobody.invalid/hook")
     call.complete(call.claim(queue)[0])
     call.sql("UPDATE deliveries SET next_try_at = now() + interval '1 day' WHERE job_id = $1", job_id)

@@ -20,7 +20,7 @@ from app.store.census import LOOK
 from app.store.claims import CLAIM_FAIRLY, NEXT_DUE, PROMOTE
 from app.store.embedded import EmbeddedPostgres
 from app.store.limits import RUNNING
-from app.store.prune import OVER
+from app.store.prune import OVER_IN_QUEUE, OVER_OF_ALL
 from app.store.read import Filter
 from tests.conftest import TEMPLATE
 
@@ -151,9 +151,10 @@ def test_a_fair_claim_reads_what_it_takes(filled: str) -> None:
         (NEXT_DUE, (), 100),
         (RUNNING, ("keyed",), 100),
         (DEPTH, ("plain", 10_000), 100),
-        (OVER, ("plain", "", "z", 500, ["failed"], [3600.0]), 4000),
+        (OVER_IN_QUEUE, ("plain", "", "z", 500, ["failed"], [3600.0]), 4000),
+        (OVER_OF_ALL, ("", "", "z", 500, ["done"], [3600.0]), 4000),
     ],
-    ids=["promote", "next_due", "running", "depth", "over"],
+    ids=["promote", "next_due", "running", "depth", "over_in_queue", "over_of_all"],
 )
 def test_nothing_else_reads_the_table_whole(filled: str, statement: str, arguments: tuple, most: int) -> None:
     plan, buffers = explain(filled, statement, *arguments)
