@@ -51,6 +51,12 @@ class Settings(BaseSettings):
     cancel_grace_seconds: float = Field(
         10, ge=0, le=3600, description="time a worker has to confirm a cancel"
     )
+    database_patience_seconds: float = Field(
+        30,
+        ge=0,
+        le=3600,
+        description="how long a database may refuse us at the start (wrong role, name or host) before we end",
+    )
     shutdown_grace_seconds: float = Field(
         20, ge=0, le=3600, description="time that running jobs have to finish at shutdown"
     )

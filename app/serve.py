@@ -41,8 +41,7 @@ from app.webhooks.outgoing import Outgoing, for_development
 
 log = structlog.get_logger()
 
-# How long a database may refuse us at the start, and how often it is asked.
-DATABASE_PATIENCE_SECONDS = 30.0
+# How often a database that is not there yet is asked.
 DATABASE_RETRY_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1
 # A process that keeps dying is restarted ever more slowly.
@@ -139,6 +138,7 @@ async def _start_patiently(foreman: Foreman, tell: Callable[[Cause], None]) -> N
     being set up, but not for long.
     """
     url = foreman.settings.database_url or ""
+    patience = foreman.settings.database_patience_seconds
     refused_since: float | None = None
     said: tuple[Cause, float] | None = None
     while True:
@@ -154,7 +154,7 @@ async def _start_patiently(foreman: Foreman, tell: Callable[[Cause], None]) -> N
         tell(cause)
         if cause.trouble is not Trouble.REFUSED:
             refused_since = None
-        elif now - (refused_since := refused_since or now) > DATABASE_PATIENCE_SECONDS:
+        elif now - (refused_since := refused_since or now) > patience:
             raise ServeError(f"{cause.text} Is FOREMAN_DATABASE_URL right? {_shown(url)}: {words}")
         if said is None or said[0] != cause or now - said[1] >= REMIND_SECONDS:
             log.warning(
@@ -162,7 +162,7 @@ async def _start_patiently(foreman: Foreman, tell: Callable[[Cause], None]) -> N
                 cause=cause.text,
                 problem=words,
                 database=_shown(url),
-                gives_up_after_seconds=DATABASE_PATIENCE_SECONDS if refused_since else None,
+                gives_up_after_seconds=patience if refused_since else None,
             )
             said = cause, now
         await asyncio.sleep(DATABASE_RETRY_SECONDS)

@@ -108,28 +108,30 @@ def test_a_port_that_is_taken_is_said_before_anything_is_started(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "said"),
+    ("right", "wrong", "said", "processes"),
     [
-        ("//foreman@", "//no_such_user@", "no_such_user"),
-        ("/test_", "/no_such_database_", "no_such_database_"),
+        ("//foreman@", "//no_such_user@", "no_such_user", 1),
+        ("/test_", "/no_such_database_", "no_such_database_", 1),
+        (r"@/(.*)\?.*", r"@no-such-host.invalid/\1", "host of the database cannot be found", 1),
+        ("//foreman@", "//no_such_user:secret@", "no_such_user", 2),
     ],
 )
 def test_a_database_that_does_not_let_us_in_is_said_in_a_sentence(
-    database_url: str, right: str, wrong: str, said: str
+    database_url: str, right: str, wrong: str, said: str, processes: int
 ) -> None:
-    impatient = "import app.serve, app.cli; app.serve.DATABASE_PATIENCE_SECONDS = 0.5; app.cli.main()"
-    ended = subprocess.run(
-        [sys.executable, "-c", impatient, "serve"],
-        cwd=ROOT,
-        env=environment(FOREMAN_DATABASE_URL=database_url.replace(right, wrong), FOREMAN_PORT="0"),
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+    ended = failing(
+        FOREMAN_DATABASE_URL=re.sub(right, wrong, database_url),
+        FOREMAN_DATABASE_PATIENCE_SECONDS="0.5",
+        FOREMAN_PORT="0",
+        FOREMAN_PROCESSES=str(processes),
     )
     assert ended.returncode == 1
     assert "FOREMAN_DATABASE_URL" in ended.stderr
     assert said in ended.stderr.splitlines()[-1]
+    # Named from the first try on, not only in the end.
+    first = next(line for line in ended.stderr.splitlines() if "serve.waiting_for_database" in line)
+    assert said in first
+    assert "secret" not in ended.stderr
     assert "Traceback" not in ended.stderr, ended.stderr
 
 

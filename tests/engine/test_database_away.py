@@ -101,17 +101,44 @@ def test_a_server_ends_with_0_though_the_database_is_away(
     assert count(own_postgres.dsn, "working") == 1  # its lease will tell
 
 
-def test_a_server_waits_for_a_database_that_is_just_starting(
-    own_postgres: EmbeddedPostgres, tmp_path: Path
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_server_waits_for_a_database_that_is_just_starting_and_says_so(
+    own_postgres: EmbeddedPostgres, tmp_path: Path, processes: int
 ) -> None:
     own_postgres.stop()
-    server = Server(own_postgres.dsn, free_port(), dict(QUICK), log_path=tmp_path / "early.log")
+    environment = {**QUICK, "FOREMAN_PROCESSES": str(processes)}
+    server = Server(own_postgres.dsn, free_port(), environment, log_path=tmp_path / "early.log")
     try:
         with pytest.raises(AssertionError, match="did not come up"):
             server.start(0.1)
-        wait_until(lambda: "serve.waiting_for_database" in server.log(), 30)
-        own_postgres.start()
-        wait_until(server._answers, 30)
+        wait_until(lambda: "serve.waiting_for_database" in server.log(), 30, server.log)
+        with httpx.Client(base_url=server.url, timeout=20) as client:
+            # Alive, but not ready; and it says why to everybody.
+            wait_until(lambda: "not reachable" in client.get("/readyz").text)
+            assert client.get("/healthz").status_code == 200
+            assert client.get("/version").status_code == 200
+            for answer in (
+                client.get("/readyz"),
+                client.post("/jobs", json={"kind": "noop"}),
+                client.get("/jobs"),
+            ):
+                assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+                assert "not reachable" in answer.json()["detail"]
+                assert answer.headers["retry-after"]
+            assert client.get("/api/tags").status_code == 503
+            assert "Submit a job" not in server.log()
+            own_postgres.start()
+            wait_until(server._answers, 30)
+            assert client.post("/jobs", json={"kind": "noop"}).status_code == 202
+            wait_until(lambda: "Submit a job" in server.log())
+            assert server.log().count("Submit a job") == 1
     finally:
-        assert server.process is not None
-        server.kill()
+        server.stop()
+
+
+def test_a_server_that_waits_for_its_database_ends_with_0_when_it_is_told_to(tmp_path: Path) -> None:
+    server = Server("postgresql://nobody@127.0.0.1:1/x", free_port(), log_path=tmp_path / "log")
+    with pytest.raises(AssertionError, match="did not come up"):
+        server.start(0.1)
+    wait_until(lambda: "serve.waiting_for_database" in server.log(), 30, server.log)
+    assert server.stop() == 0
