@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from app.errors import InvalidRequest
 from app.executors.http_call import parse_call
 from app.jobs.submission import NewJob, invalid
+from app.loops.off_loop import off_loop
 from app.outbound import AddressPolicy, GuardedClient
 from app.secretbox import SecretBox
 from app.webhooks.sign import parse_secret
@@ -31,7 +32,8 @@ class Admission:
             if job.webhook_url is None and job.kind != "http":
                 continue
             with _naming(index if is_batch else None):
-                urls += [(index, field, url) for field, url in self._check(job)]
+                checked = await off_loop(len(job.payload), self._check, job)
+                urls += [(index, field, url) for field, url in checked]
         if urls:
             refusals = await self._refusals({url for _, _, url in urls})
             for index, field, url in urls:

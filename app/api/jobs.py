@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import describe
+from app.api.body import release_body
 from app.api.direct import direct_router, json_response, read_body
 from app.api.headers import idempotency_key, not_modified, prefer_wait, query_wait, trace_of
 from app.api.house import House, house_of, tenant_of
@@ -22,6 +23,7 @@ from app.jobs import verbatim
 from app.jobs.ids import is_id
 from app.jobs.states import TERMINAL, State
 from app.jobs.submission import NewJob, explain, invalid, parse_submission
+from app.loops.off_loop import off_loop
 from app.store import read, steer
 from app.store.enqueue import Submission
 from app.store.read import Filter
@@ -39,10 +41,13 @@ async def submit(request: Request) -> Response:
     house = house_of(request)
     body = await read_body(request)
     tenant = tenant_of(request)
-    job = parse_submission(verbatim.members(body, house.settings.max_json_depth), body, tenant)
+    job = await off_loop(len(body), _parse_one, body, tenant, house.settings.max_json_depth)
     await house.admission.admit([job])
-    receipt = await house.intake.submit(_submission(request, [job], body, tenant))
+    receipt = await house.intake.submit(await _submission(request, [job], body, tenant))
     job_id = receipt.job_ids[0]
+    # Whoever waits now waits without it.
+    del body, job
+    release_body(request)
     headers = {"location": f"/jobs/{job_id}"}
     if receipt.replayed:
         headers["idempotency-replayed"] = "true"
@@ -65,12 +70,16 @@ async def submit_batch(request: Request) -> Response:
     house = house_of(request)
     body = await read_body(request)
     tenant = tenant_of(request)
-    jobs = _parse_batch(body, tenant, house.settings.max_json_depth)
+    jobs = await off_loop(len(body), _parse_batch, body, tenant, house.settings.max_json_depth)
     await house.admission.admit(jobs, is_batch=True)
-    receipt = await house.intake.submit(_submission(request, jobs, body, tenant, batch=True))
+    receipt = await house.intake.submit(await _submission(request, jobs, body, tenant, batch=True))
     answers = [answer._asdict() for answer in receipt.each()]
     headers = {"idempotency-replayed": "true"} if receipt.replayed else None
     return json_response(dump({"jobs": answers}), 202, headers)
+
+
+def _parse_one(body: bytes, tenant: str, max_depth: int) -> NewJob:
+    return parse_submission(verbatim.members(body, max_depth), body, tenant)
 
 
 def _parse_batch(body: bytes, tenant: str, max_depth: int) -> list[NewJob]:
@@ -90,7 +99,7 @@ def _parse_batch(body: bytes, tenant: str, max_depth: int) -> list[NewJob]:
     for index, entry in enumerate(entries):
         text = bytes(entry)
         try:
-            jobs.append(parse_submission(verbatim.members(text, max_depth), text, tenant))
+            jobs.append(_parse_one(text, tenant, max_depth))
         except InvalidRequest as problem:
             raise InvalidRequest(
                 f"jobs[{index}]: {problem.detail}", index=index, errors=problem.extra.get("errors", [])
@@ -98,7 +107,7 @@ def _parse_batch(body: bytes, tenant: str, max_depth: int) -> list[NewJob]:
     return jobs
 
 
-def _submission(
+async def _submission(
     request: Request, jobs: list[NewJob], body: bytes, tenant: str, *, batch: bool = False
 ) -> Submission:
     trace = trace_of(request)
@@ -109,9 +118,14 @@ def _submission(
     key = idempotency_key(request)
     if key is None:
         return Submission(jobs, tenant, batch=batch)
-    # The path is part of it: the same body means something else to another route.
-    fingerprint = hashlib.sha256(request.url.path.encode() + b"\0" + body).digest()
-    return Submission(jobs, tenant, key, fingerprint, batch)
+    return Submission(jobs, tenant, key, await fingerprint_of(request, body), batch)
+
+
+async def fingerprint_of(request: Request, body: bytes) -> bytes:
+    """What an idempotency key was used for. The same body means something else to another route."""
+    digest = hashlib.sha256(request.url.path.encode() + b"\0")
+    await off_loop(len(body), digest.update, body)
+    return digest.digest()
 
 
 @router.get("/jobs/{job_id}", **describe.GET_JOB)

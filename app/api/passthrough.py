@@ -7,9 +7,8 @@ still has its status; after the first byte it comes in-band, and every stream en
 
 import asyncio
 import contextlib
-import hashlib
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -22,10 +21,11 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api import surfaces
+from app.api.body import release_body
 from app.api.direct import read_body
 from app.api.headers import idempotency_key, trace_of
 from app.api.house import House, house_of, tenant_of
-from app.api.jobs import cancel_job
+from app.api.jobs import cancel_job, fingerprint_of
 from app.dialects import Dialect, Kind, asks_for_usage, asks_to_stream
 from app.dialects.parts import PartFrames
 from app.errors import ForemanError, InvalidRequest, Unavailable
@@ -34,7 +34,8 @@ from app.jobs import verbatim
 from app.jobs.ids import new_id
 from app.jobs.lanes import llm_lane
 from app.jobs.states import LIVE
-from app.jobs.submission import NAME, NewJob, RunnerOptions, options_key
+from app.jobs.submission import NAME, AnyObject, NewJob, RunnerOptions, options_key
+from app.loops.off_loop import off_loop
 from app.store.enqueue import Receipt, Submission
 from app.store.events import NewEvent, Want
 from app.targets.config import ECHO_NAME
@@ -63,7 +64,7 @@ class _Asked(msgspec.Struct, frozen=True, gc=False):
     """What Foreman itself needs to understand of a body; the rest is the target's business."""
 
     model: str = ""
-    messages: list[dict[str, Any]] | None = None
+    messages: list[AnyObject] | None = None
     stream: bool | None = None
     stream_options: dict[str, Any] | None = None
 
@@ -101,7 +102,7 @@ async def answer(request: Request, kind: Kind, dialect: Dialect) -> Response:
             return surfaces.unknown_model(dialect, call.job.model or "")
     except ForemanError as problem:
         return surfaces.refusal(dialect, problem)
-    return Waiting(house, call)
+    return Waiting(house, call, lambda: release_body(request))
 
 
 async def _is_known(house: House, model: str) -> bool:
@@ -112,11 +113,7 @@ async def _is_known(house: House, model: str) -> bool:
 
 async def _read(request: Request, house: House, kind: Kind, dialect: Dialect) -> Call:
     body = await read_body(request)
-    verbatim.members(body, house.settings.max_json_depth)
-    try:
-        asked = _DECODERS[dialect].decode(body)
-    except msgspec.ValidationError as problem:
-        raise InvalidRequest(f"invalid request: {problem}") from problem
+    asked = await off_loop(len(body), _parse, body, dialect, house.settings.max_json_depth)
     if not asked.model or "\0" in asked.model or len(asked.model) > 512:
         raise InvalidRequest("model is required")
     if dialect == "openai" and kind == "chat" and not asked.messages:
@@ -140,7 +137,6 @@ async def _read(request: Request, house: House, kind: Kind, dialect: Dialect) ->
         dialect=dialect,
     )
     key = idempotency_key(request)
-    path = request.url.path.encode()
     wanted = {"stream": asked.stream, "stream_options": asked.stream_options}
     return Call(
         job,
@@ -150,8 +146,16 @@ async def _read(request: Request, house: House, kind: Kind, dialect: Dialect) ->
         include_usage=asks_for_usage(wanted),
         cancels=_cancels(request),
         key=key,
-        fingerprint=None if key is None else hashlib.sha256(path + b"\0" + body).digest(),
+        fingerprint=None if key is None else await fingerprint_of(request, body),
     )
+
+
+def _parse(body: bytes, dialect: Dialect, max_depth: int) -> Any:
+    verbatim.members(body, max_depth)
+    try:
+        return _DECODERS[dialect].decode(body)
+    except msgspec.ValidationError as problem:
+        raise InvalidRequest(f"invalid request: {problem}") from problem
 
 
 def _priority(request: Request) -> int:
@@ -191,9 +195,11 @@ def _cancels(request: Request) -> bool:
 class Waiting(Response):
     """The response that waits. It submits the job itself: a caller who is gone leaves nothing behind."""
 
-    def __init__(self, house: House, call: Call) -> None:
+    def __init__(self, house: House, call: Call, release: Callable[[], None]) -> None:
+        """`release` is called when the body is in the database and needed no more."""
         self._house = house
         self._call = call
+        self._release = release
         self._job_id: str | None = None
         self._submitting: asyncio.Future[Receipt] | None = None
         self._ended = False
@@ -229,6 +235,9 @@ class Waiting(Response):
             await line.refuse(surfaces.refusal(call.dialect, problem))
             return
         self._job_id = line.job_id = receipt.job_ids[0]
+        # The answer may take its time.
+        call.job.payload = ""
+        self._release()
         try:
             if receipt.replayed:
                 await house.scribe.append(NewEvent(self._job_id, ATTACHED))

@@ -31,6 +31,7 @@ from app.jobs import verbatim
 from app.jobs.ids import is_id
 from app.jobs.lanes import LLM_KINDS, kind_lane
 from app.jobs.submission import invalid
+from app.loops.off_loop import off_loop
 from app.store.claims import Seat
 from app.store.events import NewEvent
 from app.store.settle import Lease, Settled, note_late
@@ -117,7 +118,7 @@ def _settling_route(verb: str) -> None:
         house = house_of(request)
         job_id = job_id_of(request)
         body = await read_body(request)
-        wanted = decode(body, SHAPES[verb], house.settings.max_json_depth)
+        wanted = await off_loop(len(body), decode, body, SHAPES[verb], house.settings.max_json_depth)
         return json_response(dump(await _settle_one(house, job_id, verb, wanted, body)))
 
 
@@ -142,7 +143,9 @@ async def _settle_one(house: House, job_id: str, verb: str, wanted: Any, body: b
                 raise await _lost(house, job_id, verb)
             return {"job_id": job_id, "seq": appended[-1].seq if appended[-1] else appended[0].seq}
         case _:
-            settled = await house.settler.settle(as_settlement(job_id, wanted, body))
+            settled = await house.settler.settle(
+                await off_loop(len(body), as_settlement, job_id, wanted, body)
+            )
             if not settled.ok:
                 raise NotFound("There is no such job.") if settled.state is None else LeaseLost()
             return {"job_id": job_id, "state": settled.state}
@@ -177,7 +180,8 @@ def _lease_document(lease: Lease) -> dict[str, Any]:
 @router.post("/settlements", **describe.SETTLEMENTS)
 async def settlements(request: Request) -> Response:
     house = house_of(request)
-    entries = _parse_settlements(await read_body(request), house.settings.max_json_depth)
+    body = await read_body(request)
+    entries = await off_loop(len(body), _parse_settlements, body, house.settings.max_json_depth)
     answers: list[dict[str, Any] | None] = [None] * len(entries)
     for wave in _waves(entries):
         for index, answer in zip(wave, await _settle_wave(house, [entries[n] for n in wave]), strict=True):

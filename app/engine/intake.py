@@ -8,6 +8,7 @@ from app.errors import ForemanError
 from app.events.hub import Hub
 from app.jobs.submission import NewJob
 from app.loops.batcher import Batcher
+from app.loops.off_loop import off_loop
 from app.store import enqueue, read
 from app.store.admission import Admission, Admitted
 from app.store.database import Database
@@ -39,15 +40,22 @@ class Intake:
         # Accepted since somebody last asked; for rates.
         self.accepted: Counter[str] = Counter()
         self._plain: Batcher[Submission, Receipt] = Batcher(
-            self._flush, max_weight=MAX_ROWS, weight=lambda submission: len(submission.jobs)
+            self._flush,
+            max_weight=MAX_ROWS,
+            weight=lambda submission: len(submission.jobs),
+            size=submission_bytes,
         )
         # By a way of their own: whoever has to wait for a key's lock does not hold up the others.
         self._managed: Batcher[Submission, Receipt] = Batcher(
-            self._admit, max_weight=MAX_ROWS, weight=lambda submission: len(submission.jobs)
+            self._admit,
+            max_weight=MAX_ROWS,
+            weight=lambda submission: len(submission.jobs),
+            size=submission_bytes,
         )
 
     async def submit(self, submission: Submission) -> Receipt:
-        if self.check(submission.jobs, batch=submission.batch):
+        size = submission_bytes(submission)
+        if await off_loop(size, self.check, submission.jobs, batch=submission.batch):
             return await self._managed.put(submission)
         return await self._plain.put(submission)
 
@@ -120,6 +128,12 @@ class Intake:
             self._hub.webhooks_written(hooked)
         if any(_may_be_delayed(job) for job in accepted):
             self._on_delayed()
+
+
+def submission_bytes(submission: Submission) -> int:
+    """About how large it is: payloads are what can be."""
+    jobs = submission.jobs
+    return len(jobs[0].payload) if len(jobs) == 1 else sum([len(job.payload) for job in jobs])
 
 
 def _may_be_delayed(job: NewJob) -> bool:

@@ -46,7 +46,7 @@ class Settler:
         self._gatekeeper = gatekeeper
         self._on_delayed = on_delayed
         self._patience = patience_seconds
-        self._batcher: Batcher[Settlement, Settled] = Batcher(self._flush, max_weight=MAX_ROWS)
+        self._batcher: Batcher[Settlement, Settled] = Batcher(self._flush, max_weight=MAX_ROWS, size=_size)
 
     async def settle(self, settlement: Settlement) -> Settled:
         """Settle once; raises Unavailable when the database is away."""
@@ -100,6 +100,10 @@ class Settler:
         if delayed:
             self._on_delayed()
         return settled
+
+
+def _size(settlement: Settlement) -> int:
+    return len(settlement.result or "") + len(settlement.error or "")
 
 
 def log_failure(job_id: str, kind: str | None, queue: str, attempt: int, error: str | None) -> None:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -21,6 +21,10 @@ EVENT_TYPE = r"^[A-Za-z][A-Za-z0-9._\-]{0,63}\Z"
 NO_NUL = r"^[^\x00]*\Z"
 TEN_YEARS = 315_576_000.0
 MAX_METADATA_ENTRIES = 64
+# How many unknown fields an error lists.
+MAX_NAMED = 20
+# From here on it is worth while not to read the work twice.
+LARGE_BYTES = 128 * 1024
 # One step inside what datetime can hold: the driver takes the ends themselves for -infinity and infinity.
 FIRST_MOMENT = datetime.min.replace(microsecond=1, tzinfo=UTC)
 LAST_MOMENT = datetime.max.replace(microsecond=0, tzinfo=UTC)
@@ -73,11 +77,15 @@ class RunnerOptions(msgspec.Struct, frozen=True, gc=False):
     num_thread: RunnerNumber | UnsetType | None = UNSET
 
 
+class AnyObject(msgspec.Struct, frozen=True, gc=False):
+    """Its members are the target's business: they are read over, but not kept."""
+
+
 class LlmBody(msgspec.Struct, frozen=True, gc=False):
     """What Foreman itself needs to understand of an Ollama-shaped body."""
 
     model: Annotated[str, Meta(min_length=1, max_length=512, pattern=NO_NUL)]
-    messages: list[dict[str, Any]] | None = None
+    messages: list[AnyObject] | None = None
     options: RunnerOptions | None = None
 
 
@@ -128,7 +136,7 @@ class NewJob:
 def parse_submission(parts: Members, body: bytes, tenant: str) -> NewJob:
     """Check a submitted job and make its row. Raises InvalidRequest naming every wrong field."""
     try:
-        fields = _decode_extensions(body)
+        fields = _decode_extensions(body if len(body) <= LARGE_BYTES else _own_fields(parts))
     except msgspec.ValidationError as problem:
         raise explain(parts, Extensions) from problem
     _check_pairs(fields)
@@ -163,6 +171,11 @@ def parse_submission(parts: Members, body: bytes, tenant: str) -> NewJob:
         depends_on=list(dict.fromkeys(fields.depends_on)) if fields.depends_on else None,
         on_dependency_failure=fields.on_dependency_failure,
     )
+
+
+def _own_fields(parts: Members) -> str:
+    """Without the work, which has been read once already."""
+    return verbatim.assemble(parts, frozenset(parts.keys() - EXTENSION_FIELDS))
 
 
 def _check_pairs(fields: Extensions) -> None:
@@ -212,9 +225,11 @@ def options_key(options: RunnerOptions | None) -> str:
 def _payload(parts: Members) -> str:
     unknown = sorted(parts.keys() - EXTENSION_FIELDS - {"payload"})
     if unknown:
+        named = unknown[:MAX_NAMED]
+        more = f" and {len(unknown) - len(named)} more" if len(unknown) > len(named) else ""
         raise InvalidRequest(
-            f"Not known beside payload: {', '.join(map(shown, unknown))}.",
-            errors=[{"field": name, "message": "is unknown; the work goes into payload"} for name in unknown],
+            f"Not known beside payload: {', '.join(map(shown, named))}{more}.",
+            errors=[{"field": name, "message": "is unknown; the work goes into payload"} for name in named],
         )
     raw = parts.get("payload")
     if raw is None:

@@ -15,13 +15,17 @@ from app.errors import Unavailable
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
+# PostgreSQL takes no more than a gigabyte in one message, and all the waiters of a flush wait for its bytes.
+MAX_FLUSH_BYTES = 16 * 1024 * 1024
+
 Flush = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | Exception]]]
 
 
 class Batcher(Generic[Item, Answer]):
     """Hands items to `flush` in batches and each waiter its own answer.
 
-    `weight` says how much of a batch an item fills; `in_flight` how many flushes may run side by side.
+    A batch is bounded twice: by `weight`, how many rows an item is, and by `size`, how many bytes; an item
+    that is too much by itself leaves alone. `in_flight` says how many flushes may run side by side.
     """
 
     def __init__(
@@ -30,11 +34,15 @@ class Batcher(Generic[Item, Answer]):
         *,
         max_weight: int = 500,
         weight: Callable[[Item], int] = lambda _: 1,
+        max_size: int = MAX_FLUSH_BYTES,
+        size: Callable[[Item], int] = lambda _: 0,
         in_flight: int = 1,
     ) -> None:
         self._flush = flush
         self._max_weight = max_weight
         self._weight = weight
+        self._max_size = max_size
+        self._size = size
         self._in_flight = in_flight
         self._waiting: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
         self._flushes = 0
@@ -68,10 +76,12 @@ class Batcher(Generic[Item, Answer]):
 
     def _take(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
         batch: list[tuple[Item, asyncio.Future[Answer]]] = []
-        room = self._max_weight
+        room, bytes_left = self._max_weight, self._max_size
         while self._waiting:
-            room -= self._weight(self._waiting[0][0])
-            if batch and room < 0:
+            item = self._waiting[0][0]
+            room -= self._weight(item)
+            bytes_left -= self._size(item)
+            if batch and (room < 0 or bytes_left < 0):
                 break
             batch.append(self._waiting.popleft())
         return batch
