@@ -278,7 +278,7 @@ SUBMIT = _operation(
             {"anyOf": [_ref("Accepted"), _ref("Job")]},
             {"Preference-Applied": {"schema": _TEXT}},
         ),
-        **_problems(400, 408, 409, 413, 422, 429, 503),
+        **_problems(400, 404, 408, 409, 413, 422, 429, 503),
     },
     parameters=[
         _IDEMPOTENCY,
@@ -294,7 +294,7 @@ SUBMIT_BATCH = _operation(
             "All accepted, answers in order",
             _object({"jobs": {"type": "array", "items": _ref("Accepted")}}, ["jobs"]),
         ),
-        **_problems(400, 408, 409, 413, 422, 429, 503),
+        **_problems(400, 404, 408, 409, 413, 422, 429, 503),
     },
     parameters=[_IDEMPOTENCY, *_TRACE],
     body=_object(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import asyncpg
 
-from app.errors import ForemanError, IdempotencyMismatch, InvalidRequest, JobTerminal
+from app.errors import ForemanError, IdempotencyMismatch, InvalidRequest, JobTerminal, NotFound
 from app.jobs.retry import DEFAULT_MAX_ATTEMPTS
 from app.jobs.states import TERMINAL
 from app.jobs.submission import NewJob
@@ -347,12 +347,14 @@ SELECT i.position, k.fingerprint, k.job_ids
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS i (tenant, key, position)
 JOIN idempotency_keys k ON k.tenant = i.tenant AND k.key = i.key
 """
+STILL_THERE = "SELECT id FROM jobs WHERE id = ANY ($1::text[])"
 
 
 async def first_answers(
     connection: Runner, repeats: Sequence[Submission]
 ) -> list[Receipt | Exception | None]:
-    """What the first request with the same key was answered; or that it was another request; None if there was none."""
+    """What the first request with the same key was answered; or that it was another request, or that its jobs were
+    deleted since; None if there was none."""
     found = {
         record["position"]: record
         for record in await connection.fetch(
@@ -371,4 +373,22 @@ async def first_answers(
         else:
             first = read_answers(record["job_ids"])
             answers.append(Receipt([each.job_id for each in first], replayed=True, answers=first))
+    receipts = [each for each in answers if isinstance(each, Receipt)]
+    if receipts:
+        asked = [job_id for each in receipts for job_id in each.job_ids]
+        there = {row["id"] for row in await connection.fetch(STILL_THERE, asked)}
+        answers = [_deleted(each, there) or each if isinstance(each, Receipt) else each for each in answers]
     return answers
+
+
+def _deleted(receipt: Receipt, there: set[str]) -> NotFound | None:
+    """The first answer said that the jobs are queued. Of what is gone that is not to be said again, and it is not
+    to be run again either."""
+    deleted = [job_id for job_id in receipt.job_ids if job_id not in there]
+    if not deleted:
+        return None
+    return NotFound(
+        "What was submitted with this Idempotency-Key has been deleted since.",
+        job_ids=receipt.job_ids,
+        deleted=deleted,
+    )

@@ -89,6 +89,37 @@ def test_a_replay_may_wait_for_the_end_of_the_first(client: httpx.Client, key: s
     assert second.headers["idempotency-replayed"] == "true"
 
 
+def test_a_job_that_was_deleted_since_is_not_said_to_be_queued(
+    client: httpx.Client, post: Post, key: str
+) -> None:
+    job_id = post(key).json()["job_id"]
+    client.post(f"/jobs/{job_id}/cancel")
+    assert post(key).status_code == 202
+    assert client.delete(f"/jobs/{job_id}").status_code == 204
+    problem = problem_of(post(key), 404, "not_found")
+    assert (problem["job_ids"], problem["deleted"]) == ([job_id], [job_id])
+    # And it is not run once more.
+    problem_of(post(key, priority=1), 422, "idempotency_mismatch")
+
+
+def test_a_batch_of_which_jobs_were_deleted_says_which(client: httpx.Client, post: Post, key: str) -> None:
+    first, second = (each["job_id"] for each in post(key, "/jobs/batch").json()["jobs"])
+    client.post(f"/jobs/{second}/cancel")
+    client.delete(f"/jobs/{second}")
+    problem = problem_of(post(key, "/jobs/batch"), 404, "not_found")
+    assert (problem["job_ids"], problem["deleted"]) == ([first, second], [second])
+
+
+def test_a_managed_queue_tells_of_deleted_jobs_alike(
+    client: httpx.Client, post: Post, queue: str, key: str
+) -> None:
+    client.put(f"/queues/{queue}", json={"max_depth": 5})
+    job_id = post(key).json()["job_id"]
+    client.post(f"/jobs/{job_id}/cancel")
+    client.delete(f"/jobs/{job_id}")
+    problem_of(post(key), 404, "not_found")
+
+
 def test_a_refused_submission_uses_up_no_key(post: Post, key: str) -> None:
     problem_of(post(key, priority=1000), 422, "invalid_request")
     answer = post(key)
