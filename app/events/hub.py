@@ -14,12 +14,13 @@ from typing import Any
 
 import asyncpg
 import orjson
+import structlog
 
 from app.events.log import LogReader
 from app.loops.alarm import Alarm
 from app.loops.loop import Loop
 from app.store import notices, read
-from app.store.database import Database, connect
+from app.store.database import AWAY, Database, connect, translated
 from app.telemetry import NOTICES, WATCHED
 
 # How long hints are gathered before they leave together; longer while they follow each other closely.
@@ -30,12 +31,17 @@ CLOSELY_SECONDS = 0.05
 MANY = 250
 # However often "many" is heard, all watched jobs are looked up no more often than this.
 LOOK_AGAIN_SECONDS = 0.05
+# How often the connection that listens is asked whether it still does, and how long it may take to answer.
+ASK_SECONDS = 5.0
+ANSWER_SECONDS = 5.0
 
 OnWork = Callable[[str, str], None]
 OnCancel = Callable[[Iterable[str]], None]
 OnChange = Callable[[], None]
 OnJobs = Callable[[Iterable[str]], None]
 OnWebhooks = Callable[[Iterable[tuple[str, str]]], None]
+
+log = structlog.get_logger()
 
 _SENT = NOTICES.labels("sent")
 _HEARD = NOTICES.labels("heard")
@@ -89,7 +95,7 @@ class Hub:
         self._sent = 0.0
         self._looked = 0.0
         self._sender = Loop("hub-sender", self._send, interval=3600)
-        self._listener = Loop("hub-listener", self._listen, interval=5)
+        self._listener = Loop("hub-listener", self._listen, interval=ASK_SECONDS)
         self._poller = Loop("hub-poller", self._poll, interval=poll_seconds)
 
     def start(self) -> None:
@@ -211,17 +217,37 @@ class Hub:
         return None
 
     async def _listen(self) -> float | None:
-        if self._connection is None or self._connection.is_closed():
-            connection = await connect(self._listen_url or "", self._database.listening)
-            await connection.add_listener(notices.CHANNEL, self._heard)
-            # A lost connection is replaced at once, not at the next look.
-            connection.add_termination_listener(lambda _: self._listener.wake())
-            self._connection = connection
-            # Whatever was said while nobody listened is looked up.
-            self._poller.wake()
-        else:
-            await asyncio.wait_for(self._connection.execute("SELECT 1"), 5)
+        if self._connection is not None and not self._connection.is_closed():
+            if await self._answers(self._connection):
+                return None
+            # Open, but nobody is at the other end: what passes for idle would never be heard on again.
+            log.warning("hub.listening_connection_hangs")
+            self._connection.terminate()
+        self._connection = await self._begin_to_listen()
+        # Whatever was said while nobody listened is looked up.
+        self._poller.wake()
         return None
+
+    async def _begin_to_listen(self) -> asyncpg.Connection:
+        connection = await connect(self._listen_url or "", self._database.listening)
+        try:
+            with translated():
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await connection.add_listener(notices.CHANNEL, self._heard)
+        except BaseException:
+            connection.terminate()
+            raise
+        # A lost connection is replaced at once, not at the next look.
+        connection.add_termination_listener(lambda _: self._listener.wake())
+        return connection
+
+    async def _answers(self, connection: asyncpg.Connection) -> bool:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await connection.execute("SELECT 1")
+        except AWAY:
+            return False
+        return True
 
     def _heard(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
         notice = orjson.loads(str(payload))

@@ -1,10 +1,13 @@
 """The hub wakes who waits, soon and together; readers of logs share their queries."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from app.events import hub as hub_module
 from app.events.hub import MANY, Hub
 from app.events.log import LogReader
 from app.loops.alarm import Alarm
@@ -12,6 +15,7 @@ from app.store import events
 from app.store.database import Database
 from app.store.events import NewEvent, Page, Want, append
 from app.telemetry import NOTICES
+from tests.patience import PATIENCE
 from tests.store.making import job, put, put_one
 
 POLL = 0.1
@@ -50,6 +54,78 @@ async def test_a_change_wakes_who_watches_here_and_elsewhere(hubs: tuple[Hub, Hu
         assert not await other.changed(0, 0.05)
     assert not here._watches
     assert not there._watches
+
+
+class Relay:
+    """A way to the database on which the connections of the moment can be made to hang: open, and dead silent."""
+
+    def __init__(self, dsn: str) -> None:
+        parts = urlsplit(dsn)
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        self._socket = f"{query['host']}/.s.PGSQL.{query['port']}"
+        self._name = parts.path
+        self._user = parts.username
+        self._lines: list[asyncio.StreamWriter] = []
+        self._pumps: list[asyncio.Task[None]] = []
+
+    @contextlib.asynccontextmanager
+    async def url(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        try:
+            yield f"postgresql://{self._user}@127.0.0.1:{port}{self._name}?sslmode=disable"
+        finally:
+            self.hang()
+            for line in self._lines:
+                line.close()
+            server.close()
+            await server.wait_closed()
+
+    def hang(self) -> None:
+        for pump in self._pumps:
+            pump.cancel()
+
+    @property
+    def connections(self) -> int:
+        return len(self._lines) // 2
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_unix_connection(self._socket)
+        self._lines += [writer, inner_writer]
+        self._pumps += [
+            asyncio.create_task(_pump(reader, inner_writer)),
+            asyncio.create_task(_pump(inner_reader, writer)),
+        ]
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+
+
+async def test_a_connection_that_hangs_is_replaced_and_heard_on_again(
+    database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub_module, "ANSWER_SECONDS", 0.3)
+    relay = Relay(database_url)
+    async with relay.url() as url:
+        here, there = Hub(database, None, 60), Hub(database, url, 60)
+        here.start()
+        there.start()
+        try:
+            async with asyncio.timeout(10 * PATIENCE):
+                while there._connection is None:
+                    await asyncio.sleep(0.01)
+                relay.hang()
+                # The look that it takes by itself every few seconds.
+                there._listener.wake()
+                with there.watch("a") as watch:
+                    while not await watch.changed(0, 0.2):
+                        here.jobs_changed(["a"])
+            assert relay.connections >= 2
+        finally:
+            await here.stop()
+            await there.stop()
 
 
 async def test_many_changes_leave_as_one_notice_and_are_looked_up(
