@@ -1,6 +1,7 @@
 """The janitor: makes and drops the days of append-heavy tables, and empties the trash of artifacts."""
 
 import time
+from datetime import UTC, date, datetime
 
 import structlog
 
@@ -29,6 +30,7 @@ class Janitor:
         self._store = store
         self._keep_days = {"chatter": chatter_days, "announcements": KEPT_DAYS}
         self._renew_at = 0.0
+        self._renewed_on: date | None = None
         self._loop = Loop("janitor", self._run_once, interval=ROUND_SECONDS)
 
     def start(self) -> None:
@@ -38,8 +40,11 @@ class Janitor:
         await self._loop.stop()
 
     async def _run_once(self) -> float | None:
-        if time.monotonic() >= self._renew_at:
+        # The monotonic clock stands still while the machine sleeps; the day does not.
+        today = datetime.now(UTC).date()
+        if time.monotonic() >= self._renew_at or today != self._renewed_on:
             self._renew_at = time.monotonic() + await self._renew()
+            self._renewed_on = today
         return 0 if await self._empty_trash() else None
 
     async def _renew(self) -> float:

@@ -2,6 +2,9 @@
 
 A day is made beside its table and then attached, and everything gives up quickly when somebody holds a lock:
 to wait would make everyone else queue up behind us. What could not be done is done in the next round.
+
+A machine that slept through all the days that were made ahead wakes up on one that has none. What is written then goes
+to the rest, and moves into its day when that is made.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +17,9 @@ from app.store.database import Database, Runner
 
 DAYS_AHEAD = 3
 REST_BATCH = 5000
+REST_BATCHES = 20
+# Moved out of the rest at once, under a lock; a day that has more there stays there until it is over.
+MAX_MOVED = 50_000
 
 ONE_AT_A_TIME = locks.try_lock(locks.RENEW_PARTITIONS)
 TODAY = "SELECT (now() AT TIME ZONE 'UTC')::date"
@@ -29,7 +35,7 @@ class Renewal:
 
     made: list[date] = field(default_factory=list)
     dropped: list[date] = field(default_factory=list)
-    # Days that somebody's lock, or a row in the rest, kept us from making or dropping.
+    # Days that somebody's lock, or too many rows in the rest, kept us from making or dropping.
     postponed: list[date] = field(default_factory=list)
 
 
@@ -54,7 +60,12 @@ async def _renew(database: Database, table: str, days: set[date], today: date, k
     for day in sorted(days):
         if day < first:
             (renewal.dropped if await _drop(database, table, day) else renewal.postponed).append(day)
-    await database.execute(DELETE_REST.format(table=table), first, REST_BATCH)
+    for _ in range(REST_BATCHES):
+        if (
+            await database.execute(DELETE_REST.format(table=table), first, REST_BATCH)
+            != f"DELETE {REST_BATCH}"
+        ):
+            break
     return renewal
 
 
@@ -62,15 +73,28 @@ def _day(name: str) -> date:
     return datetime.strptime(name[-8:], "%Y%m%d").date()  # noqa: DTZ007 - the name of a day, in UTC like all of them
 
 
-MAKE = """
-CREATE TABLE IF NOT EXISTS {table}_{day:%Y%m%d} (LIKE {table} INCLUDING ALL);
+MAKE = "CREATE TABLE IF NOT EXISTS {table}_{day:%Y%m%d} (LIKE {table} INCLUDING ALL);"
+ATTACH = """
 ALTER TABLE {table} ATTACH PARTITION {table}_{day:%Y%m%d} FOR VALUES FROM ('{day}Z') TO ('{next_day}Z')
+"""
+IN_REST = """
+SELECT count(*) FROM (SELECT 1 FROM {table}_rest WHERE at >= '{day}Z' AND at < '{next_day}Z' LIMIT {limit}) AS rows
+"""
+# Under the lock that attaching takes anyway: nothing may come into the rest in between.
+MOVE = """
+LOCK TABLE {table}_rest IN ACCESS EXCLUSIVE MODE;
+WITH moved AS (DELETE FROM {table}_rest WHERE at >= '{day}Z' AND at < '{next_day}Z' RETURNING *)
+INSERT INTO {table}_{day:%Y%m%d} SELECT * FROM moved;
 """
 
 
 async def _make(database: Database, table: str, day: date) -> bool:
     """Attaching, unlike creating in place, lets reads and writes of the table go on."""
-    return await _try(database, MAKE.format(table=table, day=day, next_day=day + timedelta(days=1)))
+    names = {"table": table, "day": day, "next_day": day + timedelta(days=1)}
+    in_rest = await database.fetchval(IN_REST.format(**names, limit=MAX_MOVED + 1))
+    if in_rest > MAX_MOVED:
+        return False
+    return await _try(database, (MAKE + (MOVE if in_rest else "") + ATTACH).format(**names))
 
 
 DROP = "DROP TABLE {table}_{day:%Y%m%d}"
@@ -96,7 +120,7 @@ async def _try(database: Database, statements: str) -> bool:
         except (
             asyncpg.LockNotAvailableError,
             asyncpg.DeadlockDetectedError,
-            # A row for that day already lies in the rest.
+            # A row for that day has just come into the rest.
             asyncpg.CheckViolationError,
             # Somebody else was quicker: a person at the database, or a replica that has just lost its lock with
             # its connection.

@@ -8,6 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
+from app.artifacts.store import ArtifactStore
+from app.engine.janitor import Janitor
+from app.store import partitions
 from app.store.database import Database
 from app.store.events import CHATTER_TYPES, READ, NewEvent, Want, append, read_pages
 from app.store.partitions import DAYS_AHEAD, renew
@@ -157,21 +160,65 @@ async def test_a_lock_held_by_somebody_postpones_the_dropping_and_stops_nobody(d
     assert renewal.dropped == [old]
 
 
-async def test_rows_without_a_day_go_to_the_rest_and_are_deleted_when_old(database: Database) -> None:
-    job_id, token = await running(database)
+async def sleep_through_all_days(database: Database, table: str) -> None:
+    """As a machine that wakes up on a day for which nothing was made."""
     for n in range(DAYS_AHEAD + 1):
-        await database.execute(f"DROP TABLE chatter_{today() + timedelta(days=n):%Y%m%d}")
+        await database.execute(f"DROP TABLE {table}_{today() + timedelta(days=n):%Y%m%d}")
+
+
+async def test_rows_without_a_day_go_to_the_rest_and_move_into_their_day_when_it_is_made(
+    database: Database,
+) -> None:
+    for table in ("chatter", "announcements"):
+        await sleep_through_all_days(database, table)
+    job_id, token = await running(database)
     await talk(database, job_id, token)
-    assert await database.fetchval("SELECT count(*) FROM chatter_rest") == 3
+    feed = "SELECT xid, id, job_ids, seqs FROM announcements ORDER BY xid, id"
+    announced = await database.fetch(feed)
+    for table in ("chatter", "announcements"):
+        assert await database.fetchval(f"SELECT count(*) FROM {table}_rest") >= 3
+        renewal = await renew(database, table, 7)
+        assert renewal is not None
+        assert renewal.postponed == []
+        assert today() in renewal.made
+        assert await database.fetchval(f"SELECT count(*) FROM {table}_rest") == 0
+    assert len(await logged(database, Want(job_id))) == 6
+    assert await database.fetch(feed) == announced
+    await talk(database, job_id, token)
+    assert await database.fetchval("SELECT count(*) FROM chatter_rest") == 0
+
+
+async def test_a_day_with_too_many_rows_in_the_rest_stays_there_until_they_are_old(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partitions, "MAX_MOVED", 2)
+    monkeypatch.setattr(partitions, "REST_BATCH", 1)
+    job_id, token = await running(database)
+    await sleep_through_all_days(database, "chatter")
+    await talk(database, job_id, token)
     renewal = await renew(database, "chatter", 7)
     assert renewal is not None
-    # The day whose rows lie in the rest cannot be made any more; the others can.
+    # The others can be made.
     assert renewal.postponed == [today()]
     assert len(renewal.made) == DAYS_AHEAD
     assert len(await logged(database, Want(job_id))) == 6
     await database.execute("UPDATE chatter SET at = at - interval '30 days'")
     await renew(database, "chatter", 7)
     assert await database.fetchval("SELECT count(*) FROM chatter_rest") == 0
+
+
+async def test_a_janitor_looks_after_its_days_when_it_wakes_up_on_another(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    janitor = Janitor(database, ArtifactStore(database, None), chatter_days=7)
+    await janitor._run_once()
+    await database.execute(f"DROP TABLE chatter_{today():%Y%m%d}")
+    await janitor._run_once()
+    assert f"chatter_{today():%Y%m%d}" not in await days_of(database)
+    # Days have gone by of which its clock knows nothing.
+    monkeypatch.setattr(janitor, "_renewed_on", today() - timedelta(days=5))
+    await janitor._run_once()
+    assert f"chatter_{today():%Y%m%d}" in await days_of(database)
 
 
 async def test_several_janitors_at_once_do_not_disturb_each_other(database: Database) -> None:
