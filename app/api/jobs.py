@@ -167,15 +167,15 @@ async def list_jobs(request: Request) -> Response:
 
 async def page(request: Request, house: House, wanted: Filter, limit: int, name: str) -> Response:
     """One page of jobs under this name, and where the next one is."""
-    jobs = await read.list_jobs(house.database, wanted, tenant_of(request), limit + 1)
-    cursor = _encode_cursor(jobs[limit - 1]["id"]) if len(jobs) > limit else None
+    found = await read.list_jobs(house.database, wanted, tenant_of(request), limit)
+    cursor = None if found.next_before is None else _encode_cursor(found.next_before)
     headers = {}
     if cursor:
         following = request.url.include_query_params(cursor=cursor)
         headers["link"] = f'<{following.path}?{following.query}>; rel="next"'
-    unwanted = await house.claimers.missing(jobs[:limit])
+    unwanted = await house.claimers.missing(found.jobs)
     documents = [
-        job_document(job, whole=False, unwanted_since=unwanted.get(job["id"])) for job in jobs[:limit]
+        job_document(job, whole=False, unwanted_since=unwanted.get(job["id"])) for job in found.jobs
     ]
     return json_response(dump({name: documents, "next_cursor": cursor}), 200, headers)
 

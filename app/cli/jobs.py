@@ -54,23 +54,30 @@ def list_jobs(  # noqa: PLR0913, PLR0917  # one parameter for each filter
     cursor: Annotated[str | None, typer.Option(help="Go on from here.")] = None,
 ) -> None:
     """List jobs, newest first."""
-    page = session.foreman.list_jobs(
-        metadata=pairs(metadata, "--metadata"),
-        state=state or None,
-        queue=queue,
-        kind=kind,
-        model=model,
-        since=since,
-        until=until,
-        limit=limit,
-        cursor=cursor,
-    )
+    jobs: list[fc.Job] = []
+    # A page may be short, even empty, and not be the last: the server looks at so many jobs at a time.
+    while len(jobs) < limit:
+        page = session.foreman.list_jobs(
+            metadata=pairs(metadata, "--metadata"),
+            state=state or None,
+            queue=queue,
+            kind=kind,
+            model=model,
+            since=since,
+            until=until,
+            limit=limit - len(jobs),
+            cursor=cursor,
+        )
+        jobs += page.jobs
+        cursor = page.next_cursor
+        if cursor is None:
+            break
     if session.out.as_json:
-        session.out.json({"jobs": [job.raw for job in page.jobs], "next_cursor": page.next_cursor})
+        session.out.json({"jobs": [job.raw for job in jobs], "next_cursor": cursor})
         return
-    session.out.rows([row(job) for job in page.jobs], COLUMNS, empty="No jobs.")
-    if page.next_cursor:
-        session.out.note(f"[dim]more: --cursor {page.next_cursor}[/dim]")
+    session.out.rows([row(job) for job in jobs], COLUMNS, empty="No jobs.")
+    if cursor:
+        session.out.note(f"[dim]more: --cursor {cursor}[/dim]")
 
 
 @remote

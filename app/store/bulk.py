@@ -5,6 +5,7 @@ replica can go on with it, at any time, and nothing is done twice. It visits the
 began, each once, in the order of their ids; a job that fails again after its replay is left alone.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -15,12 +16,18 @@ import orjson
 
 from app.jobs.ids import new_id
 from app.jobs.states import LIVE, TERMINAL, State
-from app.store.database import Database, Runner
-from app.store.read import Filter, conditions
+from app.store import read
+from app.store.database import AS_EVER, IN_ORDER, Database, Runner
+from app.store.read import Filter
 from app.store.steer import Steered, cancel_all, delete_all, dismiss_all, revive_all
 from app.store.tables import BulkOperation, columns_of
 
 STEP = 100
+# How many jobs a step looks at, to find those.
+STEP_LOOKED = 2_000
+COUNT_LOOKED = 20_000
+# Who begins an operation does not wait for its number for longer.
+COUNT_SECONDS = 2.0
 # Counted no further: a number beyond is no help to anybody.
 MAX_COUNT = 1_000_000
 
@@ -33,31 +40,31 @@ ACTIONS: Mapping[str, frozenset[State]] = {
 }
 
 
-def _matching(
-    wanted: Filter, states: Sequence[str], arguments: list[object], *, select: str, limit: int
-) -> str:
-    """One look per state, each along its own index and in the order of ids; $1 tenant, $2 after, $3 until."""
-    looks = []
-    for state in states:
-        among = " AND ".join(["tenant = $1", *conditions(replace(wanted, states=()), arguments)])
-        looks.append(
-            f"(SELECT {select} FROM jobs WHERE {_span(State(state))} AND {among}"
-            f" ORDER BY {'id' if state == State.DONE else 'state, id'} LIMIT {limit})"
-        )
-    return " UNION ALL ".join(looks)
+def look_statement(action: str, wanted: Filter, arguments: list[object], *, limit: int, looked: int) -> str:
+    """The next jobs in the order of their ids, after $2 and up to $3; $1 is the tenant.
 
-
-def _span(state: State) -> str:
-    """The jobs of one state from $2 to $3, compared as pairs so that nothing but the state's index has the order.
-
-    The primary key has it too, in a way; but walking it to find a few failed jobs among millions that are done
-    is what a planner thinks is cheap when it believes that they lie evenly spread.
+    Along the index of each state, where they have one: a few failed jobs among millions that are done.
     """
-    if state == State.DONE:
-        return "state = 'done' AND id > $2 AND id <= $3"
-    # The words of the partial index, so that the planner knows it.
-    indexed = ", ".join(f"'{each}'" for each in sorted(LIVE if state in LIVE else TERMINAL - {State.DONE}))
-    return f"state IN ({indexed}) AND (state, id) > ('{state}', $2) AND (state, id) <= ('{state}', $3)"
+    states = states_of(action, wanted)
+    known = replace(wanted, states=states)
+    matching = " AND ".join(["tenant = $1", *read.conditions(known, arguments)])
+    return read.look_statement(
+        read.ways(known, arguments)[0],
+        matching,
+        low="> $2",
+        high="<= $3",
+        direction="ASC",
+        limit=limit,
+        looked=looked,
+    )
+
+
+def _as_far_as_looked(rows: Sequence[asyncpg.Record], limit: int) -> tuple[list[str], str | None]:
+    """The ids that were found, as far as every look has come, and where to go on from; None at the end."""
+    looked_to = min((row["looked_to"] for row in rows if row["looked_to"] is not None), default=None)
+    ids = sorted({row["id"] for row in rows if row["id"] is not None})
+    ids = [each for each in ids if looked_to is None or each <= looked_to][:limit]
+    return ids, ids[-1] if len(ids) == limit else looked_to
 
 
 def states_of(action: str, wanted: Filter) -> list[str]:
@@ -65,12 +72,32 @@ def states_of(action: str, wanted: Filter) -> list[str]:
     return sorted(state for state in ACTIONS[action] if not wanted.states or state in wanted.states)
 
 
-async def count(database: Database, action: str, wanted: Filter, tenant: str) -> int:
-    """How many jobs an operation would visit now; no further than MAX_COUNT."""
-    arguments: list[object] = [tenant, "", new_id()]
-    looks = _matching(wanted, states_of(action, wanted), arguments, select="1", limit=MAX_COUNT)
-    found = await database.fetch_planned(f"SELECT count(*) FROM ({looks}) AS matching", *arguments)
-    return min(MAX_COUNT, int(found[0]["count"]))
+_COUNT = """
+WITH found AS MATERIALIZED ({looks})
+, bound AS (SELECT min(looked_to) AS id FROM found)
+SELECT bound.id AS looked_to, count(DISTINCT found.id) FILTER (WHERE bound.id IS NULL OR found.id <= bound.id) AS jobs
+FROM bound CROSS JOIN found GROUP BY bound.id
+"""
+
+
+async def count(
+    database: Database, action: str, wanted: Filter, tenant: str, seconds: float | None = None
+) -> int | None:
+    """How many jobs an operation would visit now; no further than MAX_COUNT. None when that takes longer than so
+    many seconds. In steps: a statement that reads millions of rows would keep the dead ones of others alive."""
+    ends = None if seconds is None else time.monotonic() + seconds
+    found, after, until = 0, "", new_id()
+    while found < MAX_COUNT:
+        arguments: list[object] = [tenant, after, until]
+        looks = look_statement(action, wanted, arguments, limit=COUNT_LOOKED + 1, looked=COUNT_LOOKED)
+        [row] = await database.fetch_in_order(_COUNT.format(looks=looks), *arguments)
+        found += row["jobs"]
+        if row["looked_to"] is None:
+            return min(found, MAX_COUNT)
+        if ends is not None and time.monotonic() > ends:
+            return None
+        after = row["looked_to"]
+    return MAX_COUNT
 
 
 _COLUMNS = columns_of(BulkOperation)
@@ -81,8 +108,8 @@ VALUES ($1, $2, $3, $4::jsonb, $5, $1) RETURNING {_COLUMNS}
 
 
 async def begin(database: Database, action: str, wanted: Filter, tenant: str) -> asyncpg.Record:
-    """Write the operation down; some replica's runner will take its steps."""
-    matched = await count(database, action, wanted, tenant)
+    """Write the operation down; some replica's runner will take its steps. What would take long to count is not."""
+    matched = await count(database, action, wanted, tenant, COUNT_SECONDS)
     rows = await database.fetch(BEGIN, new_id(), tenant, action, _write(wanted), matched)
     return rows[0]
 
@@ -142,24 +169,23 @@ async def step(database: Database) -> Step | None:
             return None
         operation = operations[0]
         taken = Step(operation["action"])
-        ids = await _next_ids(connection, operation)
+        ids, place = await _next_ids(connection, operation)
         if ids:
             await _act(connection, operation, ids, taken)
         await connection.execute(
-            STEPPED, operation["id"], ids[-1] if ids else None, len(ids), taken.jobs, len(ids) < STEP
+            STEPPED, operation["id"], place, len(ids), taken.jobs, place is None
         )
     return taken
 
 
-async def _next_ids(connection: Runner, operation: asyncpg.Record) -> list[str]:
+async def _next_ids(connection: Runner, operation: asyncpg.Record) -> tuple[list[str], str | None]:
     wanted = _read(operation["filter"])
     arguments: list[object] = [operation["tenant"], operation["after_id"], operation["until_id"]]
-    states = states_of(operation["action"], wanted)
-    looks = _matching(wanted, states, arguments, select="id", limit=STEP)
-    found = await connection.fetch(
-        f"SELECT id FROM ({looks}) AS matching ORDER BY id LIMIT {STEP}", *arguments
-    )
-    return [row["id"] for row in found]
+    statement = look_statement(operation["action"], wanted, arguments, limit=STEP, looked=STEP_LOOKED)
+    await connection.execute(IN_ORDER)
+    found = await connection.fetch(statement, *arguments)
+    await connection.execute(AS_EVER)
+    return _as_far_as_looked(found, STEP)
 
 
 async def _act(connection: Runner, operation: asyncpg.Record, ids: list[str], taken: Step) -> None:

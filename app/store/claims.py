@@ -421,7 +421,7 @@ PROMOTE = (
         ready_at = CASE WHEN j.concurrency_key IS NULL THEN now() END,
         gate = CASE WHEN j.concurrency_key IS NOT NULL THEN 'key' END,
         reason = CASE WHEN j.concurrency_key IS NOT NULL THEN 'key_busy' END
-    FROM due WHERE j.id = due.id RETURNING j.queue, j.lane, j.concurrency_key
+    WHERE j.id = ANY (ARRAY(SELECT id FROM due)) RETURNING j.queue, j.lane, j.concurrency_key
 )
 SELECT DISTINCT queue, lane, concurrency_key AS key FROM promoted
 """

@@ -73,6 +73,12 @@ T = TypeVar("T")
 # only one way: LATERAL … LIMIT 1, OFFSET 0 and = ANY (ARRAY(…)) are fences (see tests/store/test_first_plans.py).
 PLANNING = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
 
+IN_ORDER = (
+    "SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_seqscan = off; "
+    "SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off"
+)
+AS_EVER = "RESET plan_cache_mode; RESET enable_seqscan; RESET enable_bitmapscan; RESET enable_sort"
+
 
 class Database:
     """A pool that heals by itself. `open` once, `close` once."""
@@ -145,6 +151,14 @@ class Database:
 
         async with self.connection() as connection:
             return await _until_done(once)
+
+    async def fetch_in_order(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        """For a walk along an index that stops at its LIMIT: planned for these very values, and never by reading all
+        there is and sorting that."""
+        async with self.transaction() as connection:
+            await connection.execute(IN_ORDER)
+            rows: list[asyncpg.Record] = await connection.fetch(statement, *arguments)
+            return rows
 
     async def fetchrow(self, statement: str, *arguments: Any) -> asyncpg.Record | None:
         async with self.connection() as connection:

@@ -1,13 +1,14 @@
 """Reading jobs: one by id, many by filter, and the small look-ups that waiting needs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import asyncpg
 import orjson
 
 from app.jobs.ids import id_floor
+from app.jobs.states import LIVE, TERMINAL, State
 from app.store.database import Database
 from app.store.tables import Job, columns_of
 
@@ -66,11 +67,9 @@ class Filter:
     before: str | None = None
 
 
-# Each filter is one condition with its own parameter; a condition that is not asked for is not there,
-# so that the planner sees only what matters. Newest first is the primary key backwards.
+# Each filter is one condition with its own parameter; a condition that is not asked for is not there.
 _CONDITIONS = {
     "states": "state = ANY (${}::text[])",
-    "state": "state = ${}",
     "queue": "queue = ${}",
     "kind": "kind = ${}",
     "model": "model = ${}",
@@ -84,33 +83,25 @@ _LISTED = """id, tenant, queue, lane, rank, kind, state, reason, priority, model
     metadata, attempt, max_attempts, deferrals, created_at, updated_at, run_at, ready_at, entered_at, started_at,
     completed_at, deadline, queued_seconds, loading_seconds, working_seconds, worker, lease_expires_at,
     concurrency_key, parent_id, request_id, traceparent, tracestate, seq"""
-
-
-def list_statement(wanted: Filter, tenant: str, limit: int) -> tuple[str, list[object]]:
-    """The statement and its parameters; values only ever travel as parameters."""
-    arguments: list[object] = [tenant, limit]
-    matching = " AND ".join(["tenant = $1", *conditions(wanted, arguments)])
-    return f"SELECT {_LISTED} FROM jobs WHERE {matching} ORDER BY id DESC LIMIT $2", arguments
+# How many jobs one request looks at along one way, and how many may share a piece of metadata to be looked up by it.
+MAX_LOOKED = 20_000
+MAX_SHARED = 2_000
+# Below and above every id.
+FIRST, LAST = "", "~"
 
 
 def conditions(wanted: Filter, arguments: list[object]) -> list[str]:
     """The conditions of a filter; what they compare with is appended to the arguments."""
     given: dict[str, object] = {
+        "states": list(wanted.states) or None,
         "queue": wanted.queue,
         "kind": wanted.kind,
         "model": wanted.model,
+        "since": wanted.since and id_floor(wanted.since),
+        "until": wanted.until and id_floor(wanted.until),
+        "metadata": orjson.dumps(wanted.metadata).decode() if wanted.metadata else None,
         "before": wanted.before,
     }
-    if len(wanted.states) == 1:
-        given["state"] = wanted.states[0]
-    elif wanted.states:
-        given["states"] = list(wanted.states)
-    if wanted.since:
-        given["since"] = id_floor(wanted.since)
-    if wanted.until:
-        given["until"] = id_floor(wanted.until)
-    if wanted.metadata:
-        given["metadata"] = orjson.dumps(wanted.metadata).decode()
     found = []
     for name, value in given.items():
         if value is not None:
@@ -119,10 +110,173 @@ def conditions(wanted: Filter, arguments: list[object]) -> list[str]:
     return found
 
 
-async def list_jobs(database: Database, wanted: Filter, tenant: str, limit: int) -> list[asyncpg.Record]:
-    """Newest first."""
-    statement, arguments = list_statement(wanted, tenant, limit)
-    return await database.fetch_planned(statement, *arguments)
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A way through jobs in the order of their ids, along the one index that has them so: nothing is passed over
+    on it but what the rest of the filter leaves out, so that looking at so many is reading so many."""
+
+    columns: tuple[str, ...]
+    # Compared as rows, so that nothing but that index has the order; `{id}` is the id to begin or end with.
+    values: str
+    # The words of a partial index, so that the planner knows it.
+    words: str = "true"
+
+    def span(self, low: str, high: str) -> str:
+        """From one to the other, each given as an operator and a parameter: `>= $2`."""
+        columns = ", ".join(self.columns)
+        (above, first), (below, last) = low.split(), high.split()
+        return (
+            f"{self.words} AND ({columns}) {above} ({self.values.format(id=first)})"
+            f" AND ({columns}) {below} ({self.values.format(id=last)})"
+        )
+
+    def order(self, direction: str) -> str:
+        return ", ".join(f"{column} {direction}" for column in self.columns)
+
+
+def look_through_state(state: State) -> Look:
+    """All but those that are done have an index of their states."""
+    words = ", ".join(f"'{each}'" for each in sorted(LIVE if state in LIVE else TERMINAL - {State.DONE}))
+    return Look(("state", "id"), f"'{state}', {{id}}", f"state IN ({words})")
+
+
+def ways(wanted: Filter, arguments: list[object]) -> list[list[Look]]:
+    """The ways that lead to all jobs of a filter, each made of one or more looks.
+
+    The arguments are those of the filter's conditions, with the tenant as the first.
+    """
+    found = []
+    if wanted.states and State.DONE not in wanted.states:
+        found.append([look_through_state(State(state)) for state in sorted(set(wanted.states))])
+    if wanted.queue is not None:
+        queue = 1 + arguments.index(wanted.queue)
+        found.append([Look(("queue", "id"), f"${queue}, {{id}}")])
+    if wanted.model is not None:
+        model = 1 + arguments.index(wanted.model)
+        found.append([Look(("tenant", "model", "id"), f"$1, ${model}, {{id}}", "model IS NOT NULL")])
+    return found or [[Look(("id",), "{id}")]]
+
+
+# What is found by one look, and how far it went: `looked_to` is NULL when it came to the end or found enough. The
+# LIMITs make it lazy: nothing is read beyond the page, nor is the last job looked for unless that is needed.
+_LOOK = """
+(WITH found AS MATERIALIZED (
+    SELECT {columns} FROM (SELECT * FROM jobs WHERE {span} ORDER BY {order} LIMIT {looked}) AS seen
+    WHERE {matching} ORDER BY {order} LIMIT {limit}
+)
+SELECT found.*, bound.looked_to FROM (
+    SELECT CASE WHEN (SELECT count(*) FROM found) < {limit} THEN (
+        SELECT id FROM jobs WHERE {span} ORDER BY {order} OFFSET {looked} - 1 LIMIT 1
+    ) END AS looked_to
+) AS bound LEFT JOIN found ON true)
+"""
+
+
+def look_statement(
+    looks: Sequence[Look], matching: str, *, low: str, high: str, direction: str, limit: int, looked: int,
+    columns: str = "id",
+) -> str:  # fmt: skip
+    """All the looks of a way, in one statement and so at one moment; values travel as parameters only."""
+    return " UNION ALL ".join(
+        _LOOK.format(
+            columns=columns,
+            span=look.span(low, high),
+            order=look.order(direction),
+            matching=matching,
+            limit=limit,
+            looked=looked,
+        )
+        for look in looks
+    )
+
+
+def list_statements(
+    wanted: Filter, tenant: str, limit: int, looked: int = MAX_LOOKED
+) -> list[tuple[str, list[object]]]:
+    """The statement of each way, newest first, and its parameters."""
+    highest = min(
+        each for each in (wanted.before, wanted.until and id_floor(wanted.until), LAST) if each is not None
+    )
+    lowest = FIRST if wanted.since is None else id_floor(wanted.since)
+    arguments: list[object] = [tenant, lowest, highest]
+    rest = conditions(replace(wanted, since=None, until=None, before=None), arguments)
+    matching = " AND ".join(["tenant = $1", *rest])
+    return [
+        (
+            look_statement(
+                looks,
+                matching,
+                low=">= $2",
+                high="< $3",
+                direction="DESC",
+                limit=limit,
+                looked=looked,
+                columns=_LISTED,
+            ),
+            arguments,
+        )
+        for looks in ways(wanted, arguments)
+    ]
+
+
+@dataclass(slots=True)
+class Page:
+    """Jobs, newest first, and the id before which the next page begins; None on the last.
+
+    It may have fewer jobs than asked for, even none, and not be the last: then no more were looked at for now.
+    """
+
+    jobs: list[asyncpg.Record]
+    next_before: str | None
+
+
+async def list_jobs(
+    database: Database, wanted: Filter, tenant: str, limit: int, looked: int = MAX_LOOKED
+) -> Page:
+    """Newest first. The first way that comes to its end, or fills the page, has the answer; else the longest."""
+    pages = []
+    for statement, arguments in list_statements(wanted, tenant, limit + 1, looked):
+        rows = await database.fetch_in_order(statement, *arguments)
+        page = _page(rows, limit)
+        if len(page.jobs) == limit or page.next_before is None:
+            return page
+        pages.append(page)
+    if wanted.metadata:
+        shared = await _list_by_metadata(database, wanted, tenant, limit)
+        if shared is not None:
+            return shared
+    return min(pages, key=lambda page: page.next_before or FIRST)
+
+
+def _page(rows: Sequence[asyncpg.Record], limit: int) -> Page:
+    """Put together what several looks found, as far as all of them have looked."""
+    looked_to = max((row["looked_to"] for row in rows if row["looked_to"] is not None), default=None)
+    found = {row["id"]: row for row in rows if row["id"] is not None and row["id"] >= (looked_to or FIRST)}
+    jobs = [found[job_id] for job_id in sorted(found, reverse=True)]
+    return Page(jobs[:limit], jobs[limit - 1]["id"] if len(jobs) > limit else looked_to)
+
+
+# Not in any order; all there are, or too many. The fence keeps the planner from hoping to meet that many on the way
+# through the whole table.
+SHARING = f"""
+SELECT id FROM (SELECT id FROM jobs WHERE metadata IS NOT NULL AND metadata @> $1::jsonb OFFSET 0) AS sharing
+LIMIT {MAX_SHARED}
+"""
+
+
+async def _list_by_metadata(database: Database, wanted: Filter, tenant: str, limit: int) -> Page | None:
+    """A page of jobs that few share their metadata with, wherever they lie; None if they are many."""
+    sharing = await database.fetch(SHARING, orjson.dumps(wanted.metadata).decode())
+    if len(sharing) == MAX_SHARED:
+        return None
+    arguments: list[object] = [tenant, [row["id"] for row in sharing]]
+    matching = " AND ".join(["tenant = $1", "id = ANY ($2::text[])", *conditions(wanted, arguments)])
+    rows = await database.fetch(
+        f"SELECT {_LISTED}, NULL AS looked_to FROM (SELECT * FROM jobs WHERE id = ANY ($2::text[]) OFFSET 0) AS jobs"
+        f" WHERE {matching} ORDER BY id DESC LIMIT {limit + 1}",
+        *arguments,
+    )
+    return _page(rows, limit)
 
 
 # A job that is gone has moved past everything: who waits for it is to find out.

@@ -1,13 +1,18 @@
 """GET /jobs: filters, pages, newest first."""
 
+import asyncio
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import asyncpg
 import httpx
 import pytest
 
+from app.jobs.ids import new_id
+from app.store.read import MAX_LOOKED
+from tests.conftest import Server
 from tests.api.conftest import Submit, problem_of
 
 Listed = Callable[..., list[str]]
@@ -162,3 +167,30 @@ def test_limits_from_1_to_200_are_kept(client: httpx.Client, queue: str) -> None
     for limit in (1, 50, 200):
         assert len(client.get("/jobs", params={"queue": queue, "limit": limit}).json()["jobs"]) == limit
     assert len(client.get("/jobs", params={"queue": queue}).json()["jobs"]) == 50
+
+
+def test_a_list_without_matches_is_answered_page_by_page_and_not_by_reading_everything(
+    api: Server, client: httpx.Client, queue: str
+) -> None:
+    asyncio.run(fill(api.database_url, queue, MAX_LOOKED + 10))
+    first = client.get("/jobs", params={"queue": queue, "kind": "never-used"})
+    assert first.json()["jobs"] == []
+    assert first.json()["next_cursor"] is not None
+    following = client.get(first.headers["link"][1:].partition(">")[0])
+    assert following.json() == {"jobs": [], "next_cursor": None}
+
+
+async def fill(url: str, queue: str, number: int) -> None:
+    """So many jobs that ended just now."""
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(
+            "INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, completed_at) "
+            "SELECT $1 || lpad(n::text, 16, '0'), 'default', $2, 'noop', 'noop', 'done', '{}', now() "
+            "FROM generate_series(1, $3::int) n",
+            new_id()[:10],
+            queue,
+            number,
+        )
+    finally:
+        await connection.close()

@@ -98,6 +98,24 @@ def test_jobs_are_pruned_when_their_retention_is_over(call: Caller, queue: str) 
     assert call.queue(queue)["counts"]["done"] == 0
 
 
+def test_a_queue_that_nobody_configured_has_a_retention_too(call: Caller, queue: str) -> None:
+    made = datetime.now(UTC) - timedelta(days=8)
+    done, failed = str(ULID.from_datetime(made)), str(ULID.from_datetime(made))
+    for job_id, state in ((done, "done"), (failed, "failed")):
+        call.sql(
+            "INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, completed_at) "
+            "VALUES ($1, 'default', $2, 'work', 'work', $3, '{}', $4)",
+            job_id,
+            queue,
+            state,
+            made,
+        )
+    # As if the walk through all jobs were due just now.
+    call.sql("UPDATE retention_walks SET after_id = '', due_at = now()")
+    soon(lambda: call.http.get(f"/jobs/{done}").status_code == 404, 10)
+    assert call.state(failed) == "failed"
+
+
 def test_pruning_goes_through_many_batches(call: Caller, queue: str) -> None:
     call.configure(queue, retention={"done": 0.001})
     kept = dead_letters(call, queue, 600)

@@ -15,9 +15,10 @@ import pytest
 
 from app.store import fair, keys
 from app.store.admission import DEPTH, OLDEST, PLACES
-from app.store.bulk import _matching
+from app.store.bulk import look_statement
 from app.store.census import LOOK
 from app.store.claims import CLAIM_FAIRLY, NEXT_DUE, PROMOTE
+from app.store.database import IN_ORDER
 from app.store.embedded import EmbeddedPostgres
 from app.store.limits import RUNNING
 from app.store.prune import OVER_IN_QUEUE, OVER_OF_ALL
@@ -69,7 +70,7 @@ def filled(postgres: EmbeddedPostgres) -> Iterator[str]:
     asyncio.run(drop())
 
 
-def explain(url: str, statement: str, *arguments: Any) -> tuple[dict[str, Any], int]:
+def explain(url: str, statement: str, *arguments: Any, before: str = "") -> tuple[dict[str, Any], int]:
     """The plan as it was run (and taken back), and how many buffers it touched."""
 
     async def run() -> dict[str, Any]:
@@ -78,6 +79,8 @@ def explain(url: str, statement: str, *arguments: Any) -> tuple[dict[str, Any], 
             transaction = connection.transaction()
             await transaction.start()
             await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+            if before:
+                await connection.execute(before)
             text = await connection.fetchval(
                 f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", *arguments
             )
@@ -169,9 +172,21 @@ def test_a_census_does_not_read_what_has_ended(filled: str) -> None:
     assert used.isdisjoint({"jobs_pkey", "jobs_by_queue", "jobs_troubled"})
 
 
-def test_a_step_of_a_bulk_operation_follows_the_index_of_its_state(filled: str) -> None:
+@pytest.mark.parametrize(
+    ("action", "wanted", "most"),
+    [
+        ("retry", Filter(), 100),
+        ("cancel", Filter(queue="fair"), 2_000 * 6),
+        ("delete", Filter(kind="never-used"), 2_000 * 2),
+        ("delete", Filter(queue="never-used"), 0),
+    ],
+    ids=["retry", "cancel_of_queue", "delete_of_kind", "delete_of_queue"],
+)
+def test_a_step_of_a_bulk_operation_looks_at_a_bounded_number_of_jobs(
+    filled: str, action: str, wanted: Filter, most: int
+) -> None:
     arguments: list[object] = ["default", "", "z"]
-    looks = _matching(Filter(), ["failed"], arguments, select="id", limit=100)
-    plan, buffers = explain(filled, f"SELECT id FROM ({looks}) AS m ORDER BY id LIMIT 100", *arguments)
+    statement = look_statement(action, wanted, arguments, limit=100, looked=2_000)
+    plan, _ = explain(filled, statement, *arguments, before=IN_ORDER)
     assert not scans_jobs_whole(plan)
-    assert buffers < 400
+    assert sum(scan["Actual Rows"] * scan["Actual Loops"] for scan in scans(plan)) <= most

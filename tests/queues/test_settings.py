@@ -21,6 +21,15 @@ def test_a_queue_shows_its_settings_as_flat_fields_with_defaults(call: Caller, q
     assert call.queue(queue) | {"updated_at": ""} == shown | {"updated_at": ""}
 
 
+def test_a_queue_shows_the_retention_that_is_in_force(call: Caller, queue: str) -> None:
+    call.submit(queue)
+    usual = call.queue(queue)["retention"]
+    assert (usual["done"], usual["stale"], usual["failed"]) == (7 * 86_400, 7 * 86_400, 30 * 86_400)
+    shown = call.configure(queue, retention={"done": 0, "failed": 5})
+    assert shown["retention"] == {**usual, "done": 0, "failed": 5}
+    assert call.configure(queue)["retention"] == usual
+
+
 def test_put_replaces_all_settings(call: Caller, queue: str) -> None:
     assert call.http.put(f"/queues/{queue}", json={"max_depth": 5}).status_code == 201
     again = call.http.put(f"/queues/{queue}", json={"max_running": 2})

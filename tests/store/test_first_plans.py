@@ -21,7 +21,7 @@ GROWING = re.compile(
 # What makes a look-up narrow, in the condition that PostgreSQL shows for an index.
 NARROW = re.compile(
     r"\b(id|job_id|lane|concurrency_key|parent_id|host|key|depends_on|upload_id|run_at|deadline|created_at|xid)"
-    r" (=|<|>)|ROW\("
+    r" (=|<|>)|ROW\(|metadata @>"
 )
 # Those that walk an index of what waits, and nothing else, from its beginning or to their LIMIT.
 WALKS = {

@@ -1,5 +1,6 @@
 """Reading jobs: by filter, newest first; positions; where each job's log stands."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ from app.store.read import (
     get_job,
     know_queues,
     list_jobs,
-    list_statement,
+    list_statements,
     moved_past,
     queue_position,
 )
@@ -22,7 +23,8 @@ from tests.store.making import TENANT, claim_one, job, put, put_one, row_of, run
 
 
 async def listed(database: Database, limit: int = 100, tenant: str = TENANT, **wanted: Any) -> list[str]:
-    return [row["id"] for row in await list_jobs(database, Filter(**wanted), tenant, limit)]
+    page = await list_jobs(database, Filter(**wanted), tenant, limit)
+    return [row["id"] for row in page.jobs]
 
 
 async def test_a_job_is_read_by_its_own_tenant_only(database: Database) -> None:
@@ -74,9 +76,10 @@ async def test_since_and_until_cut_by_the_moment_of_submission(database: Databas
 @pytest.mark.parametrize("evil", ["' OR 1=1 --", "$1", "%s", "{}", "\\'; DROP TABLE jobs"])
 async def test_values_travel_as_parameters_only(database: Database, evil: str) -> None:
     job_id = await put_one(database, model=evil)
-    statement, arguments = list_statement(Filter(model=evil, queue=evil, metadata={evil: evil}), TENANT, 5)
-    assert evil not in statement.replace("${", "") or evil == "$1"
-    assert evil in arguments
+    wanted = Filter(model=evil, queue=evil, metadata={evil: evil})
+    for statement, arguments in list_statements(wanted, TENANT, 5):
+        assert evil not in statement.replace("${", "") or evil == "$1"
+        assert evil in arguments
     assert await listed(database, model=evil) == [job_id]
     assert await listed(database, queue=evil, metadata={evil: evil}) == []
 
@@ -126,3 +129,65 @@ async def test_queues_are_remembered_once(database: Database) -> None:
         "b",
         "c",
     ]
+
+
+async def pages(database: Database, wanted: Filter, limit: int, looked: int) -> list[list[str]]:
+    """All pages of a list that looks at so many jobs at a time."""
+    found = []
+    while True:
+        page = await list_jobs(database, wanted, TENANT, limit, looked)
+        found.append([row["id"] for row in page.jobs])
+        if page.next_before is None:
+            return found
+        wanted = replace(wanted, before=page.next_before)
+
+
+async def test_a_page_looks_at_a_bounded_number_of_jobs_and_says_where_to_go_on(database: Database) -> None:
+    ids = [await put_one(database, kind="rare" if n in {1, 8} else "noop") for n in range(10)]
+    assert await pages(database, Filter(kind="rare"), 5, 4) == [[ids[8]], [], [ids[1]]]
+    assert await pages(database, Filter(kind="rare"), 1, 4) == [[ids[8]], [], [ids[1]]]
+    assert await pages(database, Filter(kind="never-used"), 5, 4) == [[], [], []]
+    assert await pages(database, Filter(kind="never-used"), 5, 100) == [[]]
+    assert await pages(database, Filter(), 4, 4) == [ids[:5:-1], ids[5:1:-1], ids[1::-1]]
+    assert await pages(database, Filter(kind="rare", since=datetime(2020, 1, 1, tzinfo=UTC)), 5, 100) == [
+        [ids[8], ids[1]]
+    ]
+
+
+async def test_a_page_over_several_states_goes_as_far_as_all_of_them_were_looked_at(
+    database: Database,
+) -> None:
+    ids = [await put_one(database, kind="rare" if n % 3 == 0 else "noop") for n in range(12)]
+    for job_id in ids[6:]:
+        await cancel(database, job_id, TENANT, None)
+    found = await pages(database, Filter(states=["queued", "cancelled"], kind="rare"), 10, 2)
+    assert [job_id for page in found for job_id in page] == ids[9::-3]
+    assert await pages(database, Filter(states=["queued", "cancelled"]), 5, 100) == [
+        ids[:6:-1],
+        ids[6:1:-1],
+        ids[1::-1],
+    ]
+
+
+async def test_of_several_ways_the_one_that_comes_to_its_end_has_the_answer(database: Database) -> None:
+    [mine] = [await put_one(database, queue="small", model="m")]
+    await put(database, *(job(queue="large", model="m") for _ in range(10)))
+    await cancel(database, mine, TENANT, None)
+    for wanted in (
+        Filter(queue="small", model="m"),
+        Filter(queue="small", states=["cancelled", "queued"]),
+        Filter(queue="large", states=["cancelled"]),
+        Filter(model="m", states=["cancelled"]),
+    ):
+        assert await pages(database, wanted, 5, 3) == [[] if wanted.queue == "large" else [mine]]
+
+
+async def test_few_that_share_their_metadata_are_found_wherever_they_lie(database: Database) -> None:
+    old = [await put_one(database, metadata='{"customer":"acme"}', kind=kind) for kind in ("a", "b", "b")]
+    await put(database, *(job(metadata='{"customer":"other"}') for _ in range(20)))
+    await put_one(database, metadata='{"customer":"acme"}', tenant="stranger")
+    acme = {"customer": "acme"}
+    assert await pages(database, Filter(metadata=acme), 5, 4) == [old[::-1]]
+    assert await pages(database, Filter(metadata=acme), 2, 4) == [old[:0:-1], old[:1]]
+    assert await pages(database, Filter(metadata=acme, kind="b"), 5, 4) == [old[:0:-1]]
+    assert await pages(database, Filter(metadata={"customer": "nobody"}), 5, 4) == [[]]
