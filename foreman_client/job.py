@@ -114,8 +114,10 @@ _PLAIN = tuple(set(Job.__slots__) - {*_MOMENTS, "error", "progress", "artifacts"
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """One page of `GET /jobs`; `next_cursor` is None on the last, and only there: a page may be short, even empty,
-    because the server looks at so many jobs at a time."""
+    """One page of `GET /jobs`; `next_cursor` is None on the last, and only there.
+
+    A page may be short, even empty, before that: the server looks at so many jobs at a time.
+    """
 
     jobs: list[Job]
     next_cursor: str | None

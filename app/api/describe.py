@@ -322,8 +322,8 @@ LIST_JOBS = _operation(
     "List jobs, newest first",
     {
         200: _ok(
-            "A page of jobs, without payload, result and artifacts. It may be short, even empty, and not be the "
-            "last: go on until next_cursor is null",
+            "A page of jobs, without payload, result and artifacts. It may be short, even empty, and not be "
+            "the last: go on until next_cursor is null",
             _object(
                 {"jobs": {"type": "array", "items": _ref("Job")}, "next_cursor": _maybe(_TEXT)},
                 ["jobs", "next_cursor"],

@@ -68,8 +68,8 @@ _SETTINGS: Json = {
         _object(
             {str(state): _SECONDS for state in sorted(TERMINAL)},
             additionalProperties=False,
-            description="Seconds after its end that a job is kept, by state; 0: for ever. A state that is not "
-            "named has the server's default: a week, or 30 days for failed and dismissed ones.",
+            description="Seconds after its end that a job is kept, by state; 0: for ever. A state that is "
+            "not named has the server's default: a week, or 30 days for failed and dismissed ones.",
         )
     ),
     "payload_schema": {

@@ -61,7 +61,7 @@ class Pruner:
             raise
 
     def _horizon(self, queue: str) -> float | None:
-        """How old a job must be for the walk through its queue; None where the walk through all jobs will do."""
+        """How old a job must be for the walk through its queue; None where the walk through all will do."""
         everywhere = _shortest(self._usual)
         if queue == ALL:
             return everywhere

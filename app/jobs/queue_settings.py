@@ -79,7 +79,7 @@ DAY_SECONDS = 86_400.0
 
 
 def usual_retention(days: float, dead_letter_days: float) -> dict[str, float]:
-    """For how many seconds an ended job is kept, by state, where its queue does not say otherwise; 0: for ever."""
+    """For how many seconds an ended job is kept, by state, unless its queue says otherwise; 0: for ever."""
     dead = (State.FAILED, State.DISMISSED)
     return {
         str(state): DAY_SECONDS * (dead_letter_days if state in dead else days) for state in sorted(TERMINAL)

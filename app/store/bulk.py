@@ -91,7 +91,7 @@ async def count(
         arguments: list[object] = [tenant, after, until]
         looks = look_statement(action, wanted, arguments, limit=COUNT_LOOKED + 1, looked=COUNT_LOOKED)
         [row] = await database.fetch_in_order(_COUNT.format(looks=looks), *arguments)
-        found += row["jobs"]
+        found += int(row["jobs"])
         if row["looked_to"] is None:
             return min(found, MAX_COUNT)
         if ends is not None and time.monotonic() > ends:
@@ -172,9 +172,7 @@ async def step(database: Database) -> Step | None:
         ids, place = await _next_ids(connection, operation)
         if ids:
             await _act(connection, operation, ids, taken)
-        await connection.execute(
-            STEPPED, operation["id"], place, len(ids), taken.jobs, place is None
-        )
+        await connection.execute(STEPPED, operation["id"], place, len(ids), taken.jobs, place is None)
     return taken
 
 

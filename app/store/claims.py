@@ -427,10 +427,7 @@ SELECT DISTINCT queue, lane, concurrency_key AS key FROM promoted
 """
 )
 
-NEXT_DUE = (
-    _WAITING
-    + "SELECT date_part('epoch', min(run_at) - now()) FROM waiting WHERE run_at < 'infinity'"
-)
+NEXT_DUE = _WAITING + "SELECT date_part('epoch', min(run_at) - now()) FROM waiting WHERE run_at < 'infinity'"
 
 
 @dataclass(frozen=True, slots=True)

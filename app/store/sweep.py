@@ -161,6 +161,7 @@ WITH overdue AS MATERIALIZED (
     + "SELECT id, state, queue, lane, concurrency_key AS key, has_dependents FROM cancelled"
 )
 
+
 @dataclass(slots=True)
 class Swept:
     """The jobs that one round moved, as (id, state, queue, lane, key, has_dependents)."""

@@ -12,8 +12,8 @@ import pytest
 
 from app.jobs.ids import new_id
 from app.store.read import MAX_LOOKED
-from tests.conftest import Server
 from tests.api.conftest import Submit, problem_of
+from tests.conftest import Server
 
 Listed = Callable[..., list[str]]
 

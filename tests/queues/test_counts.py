@@ -1,8 +1,10 @@
 """Counts, ages, rates; retention; durations."""
 
 import time
+from datetime import UTC, datetime, timedelta
 
 import httpx
+from ulid import ULID
 
 from tests.conftest import MakeServer
 from tests.patience import PATIENCE

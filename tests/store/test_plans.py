@@ -248,10 +248,16 @@ async def test_one_job_is_read_by_its_key_and_its_position_by_the_claims_index(f
         (Filter(states=["expired"], queue="q1"), ["jobs_troubled", "jobs_by_queue"], 2 * MAX_LOOKED),
         (Filter(kind="noop"), ["jobs_pkey"], 51),
         (Filter(kind="never-used"), ["jobs_pkey"], 2 * MAX_LOOKED),
-        (Filter(kind="never-used", queue="q1", model="m1"), ["jobs_by_queue", "jobs_by_model"], 2 * MAX_LOOKED),
+        (
+            Filter(kind="never-used", queue="q1", model="m1"),
+            ["jobs_by_queue", "jobs_by_model"],
+            2 * MAX_LOOKED,
+        ),
         (Filter(states=["done"], metadata={"user": "nobody"}), ["jobs_pkey"], 2 * MAX_LOOKED),
     ],
-    ids=lambda value: str({k: v for k, v in _given(value).items() if v}) if isinstance(value, Filter) else None,
+    ids=lambda value: (
+        str({k: v for k, v in _given(value).items() if v}) if isinstance(value, Filter) else None
+    ),
 )
 async def test_a_list_looks_at_no_more_than_it_must_and_never_at_more_than_its_bound(
     filled: str, wanted: Filter, indexes: list[str], looked: int

@@ -55,7 +55,13 @@ async def test_a_queue_that_nobody_configured_keeps_its_jobs_for_a_week_and_dead
 ) -> None:
     going = [
         await ended(database, days, state, queue=f"q{state}")
-        for state, days in (("done", 7.1), ("cancelled", 7.1), ("stale", 8), ("failed", 30.1), ("dismissed", 31))
+        for state, days in (
+            ("done", 7.1),
+            ("cancelled", 7.1),
+            ("stale", 8),
+            ("failed", 30.1),
+            ("dismissed", 31),
+        )
     ]
     staying = [
         await ended(database, days, state, queue=f"q{state}")
