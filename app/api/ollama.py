@@ -68,7 +68,9 @@ async def tags(request: Request) -> Response:
 
 @router.get("/api/ps", **describe.PS)
 async def running(request: Request) -> Response:
-    return json_response(msgspec.json.encode(merged_running(inventories(house_of(request)))))
+    house = house_of(request)
+    await house.targets.catch_up()
+    return json_response(msgspec.json.encode(merged_running(inventories(house))))
 
 
 class ShowRequest(msgspec.Struct):

@@ -26,6 +26,7 @@ DEFAULT_DAYS = 30
 @router.get("/targets", **describe.LIST_TARGETS)
 async def list_targets(request: Request) -> Response:
     house = house_of(request)
+    await house.targets.catch_up()
     targets = [_document(target) for target in house.targets.targets] or [_echo()]
     return json_response(dump({"targets": targets}))
 
@@ -36,6 +37,7 @@ async def get_target(request: Request) -> Response:
     name = request.path_params["name"]
     if name == ECHO_NAME and house.targets.is_empty:
         return json_response(dump(_echo()))
+    await house.targets.catch_up()
     return json_response(dump(_document(_found(house, name))))
 
 

@@ -1,6 +1,7 @@
 """Targets in the database: those made over HTTP, and what is known of every one, for all replicas."""
 
 from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import asyncpg
@@ -58,12 +59,18 @@ UPDATE targets SET
     inventory = $2::jsonb, answered_at = now(), asleep_since = NULL, warning = NULL, woken_at = NULL,
     wake_tries = 0, resident = CASE WHEN $3 THEN NULL ELSE resident END
 WHERE name = $1
+RETURNING answered_at
 """
 
 
-async def record_answer(database: Database, name: str, inventory: dict[str, Any], *, forget: bool) -> None:
-    """`forget`: nothing is resident any more."""
-    await database.execute(ANSWERED, name, orjson.dumps(inventory).decode(), forget)
+async def record_answer(
+    database: Database, name: str, inventory: dict[str, Any], *, forget: bool
+) -> datetime | None:
+    """When, by the database's clock; None when the target is gone. `forget`: nothing is resident any more."""
+    answered_at: datetime | None = await database.fetchval(
+        ANSWERED, name, orjson.dumps(inventory).decode(), forget
+    )
+    return answered_at
 
 
 SLEEPS = "UPDATE targets SET asleep_since = coalesce(asleep_since, now()), warning = $2 WHERE name = $1"

@@ -5,6 +5,8 @@ target is asleep still knows what the target has.
 """
 
 import asyncio
+import contextlib
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +39,8 @@ PROBE_SECONDS = 5.0
 ASLEEP_SECONDS = 1.0
 RELOAD_SECONDS = 2.0
 FRESH_SECONDS = 0.1
+CONFIRM_SECONDS = 2.0
+CATCH_UP_SECONDS = 1.0
 FIRST_WAKE_SECONDS = 5.0
 MOST_WAKE_SECONDS = 300.0
 MAX_INVENTORY_BYTES = 8 * 1024 * 1024
@@ -162,6 +166,18 @@ class Registry:
             )
         )
 
+    async def catch_up(self) -> None:
+        """Let the inventory know what Foreman itself has just loaded or unloaded, unless that takes long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CATCH_UP_SECONDS):
+                await asyncio.gather(
+                    *(
+                        prober.ask_since(self._targets[name].residents_changed_at)
+                        for name, prober in self._probers.items()
+                        if self._targets[name].awake
+                    )
+                )
+
     # -- changes -------------------------------------------------------------------------------------
 
     async def put(self, name: str, fields: TargetFields, *, keep_token: bool) -> bool:
@@ -223,8 +239,13 @@ class Registry:
             target = None
         if target is None:
             target = self._targets[name] = Target(config, self._client, self._idle_seconds)
+        known = target.inventory.names if target.inventory else None
         if row is not None:
-            if target.inventory is None and row["inventory"] is not None:
+            # Whoever asked last knows best: what one replica finds out counts for all of them.
+            if row["inventory"] is not None and (
+                target.recorded_at is None or row["answered_at"] > target.recorded_at
+            ):
+                target.recorded_at = row["answered_at"]
                 target.inventory = Inventory.from_json(config.dialect, orjson.loads(row["inventory"]))
                 target.answered_at = row["answered_at"]
             target.resident = row["resident"]
@@ -234,7 +255,7 @@ class Registry:
             prober = self._probers[name] = _Prober(self, target)
             prober.start()
             return True
-        return False
+        return known != (target.inventory.names if target.inventory else None)
 
     def _config_of(self, row: asyncpg.Record) -> TargetConfig:
         fields = msgspec.convert(orjson.loads(row["settings"]), TargetFields)
@@ -288,18 +309,22 @@ class _Prober:
         self._registry = registry
         self._target = target
         self._asked = 0.0
+        # When the last question that was answered was put.
+        self._began = -math.inf
         self._asking = asyncio.Lock()
         self._version: Any = None
         self._has_news = False
         self._loop = Loop(f"target-{target.name}", self._probe, interval=registry.inventory_seconds)
         self._gauge = TARGET_AWAKE.labels(target.name)
         target.on_trouble = lambda _: self.trouble()
+        target.on_residents = self._loop.wake
 
     def start(self) -> None:
         self._loop.start()
 
     async def stop(self) -> None:
         self._target.on_trouble = lambda _: None
+        self._target.on_residents = lambda: None
         await self._loop.stop()
 
     def trouble(self) -> None:
@@ -310,17 +335,25 @@ class _Prober:
         if time.monotonic() - self._asked > FRESH_SECONDS:
             await self._ask()
 
+    async def ask_since(self, moment: float) -> None:
+        """Ask unless that was done after this moment."""
+        if self._began <= moment:
+            await self._ask(moment)
+
     async def _probe(self) -> float | None:
-        await self._ask()
+        await self._ask(self._target.residents_changed_at)
         if self._target.awake:
-            return None
+            # A model is gone only a moment after the answer to the call that unloaded it.
+            just_changed = time.monotonic() - self._target.residents_changed_at < CONFIRM_SECONDS
+            return CONFIRM_SECONDS / 4 if just_changed else None
         await self._try_to_wake()
         return ASLEEP_SECONDS
 
-    async def _ask(self) -> None:
+    async def _ask(self, since: float = -math.inf) -> None:
         async with self._asking:
-            if time.monotonic() - self._asked < FRESH_SECONDS / 4:
+            if self._began > since and time.monotonic() - self._asked < FRESH_SECONDS / 4:
                 return
+            began = time.monotonic()
             try:
                 async with asyncio.timeout(PROBE_SECONDS):
                     inventory = await self._inventory()
@@ -331,7 +364,7 @@ class _Prober:
             except GarbledAnswer as problem:
                 await self._no_answer(f"it answers, but not as a target does: {problem}")
             else:
-                await self._answer(inventory)
+                await self._answer(inventory, began)
             finally:
                 self._asked = time.monotonic()
 
@@ -353,8 +386,9 @@ class _Prober:
             raise GarbledAnswer(f"{path} answered {answer.status}")
         return None
 
-    async def _answer(self, inventory: Inventory) -> None:
+    async def _answer(self, inventory: Inventory, began: float) -> None:
         target = self._target
+        self._began = began
         was = target.awake
         known = target.inventory.names if target.inventory else None
         target.inventory = inventory
@@ -363,9 +397,12 @@ class _Prober:
         target.answered_at = datetime.now(UTC)
         target.warning = None
         self._gauge.set(1)
-        await store.record_answer(
-            self._registry.database, target.name, inventory.as_json(), forget=target.settle_residents()
+        recorded_at = await store.record_answer(
+            self._registry.database, target.name, inventory.as_json(), forget=target.settle_residents(began)
         )
+        if recorded_at is not None:
+            # Once more: what another replica had found out before may have come in between.
+            target.inventory, target.recorded_at = inventory, recorded_at
         if not was or known != inventory.names:
             if not was:
                 log.info("target.answers", target=target.name, models=len(inventory.names))

@@ -1,5 +1,6 @@
 """One target as this process knows it: awake or not, what it has, what is resident, and the line to it."""
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -26,14 +27,19 @@ class Target:
         self.awake: bool | None = None
         self.asleep_since: datetime | None = None
         self.answered_at: datetime | None = None
+        # The answer that the table told last, by the database's clock.
+        self.recorded_at: datetime | None = None
         self.warning: str | None = None
         self.breaker = Breaker()
         # The affinity key of what was last sent there, by anybody.
         self.resident: str | None = None
         self.shown: dict[str, Frame] = {}
         self._loaded: dict[str, float] = {}
+        # When something was loaded or unloaded of which the inventory does not know yet.
+        self.residents_changed_at = -math.inf
         # Set by whoever watches it.
         self.on_trouble: Callable[[Target], None] = lambda _: None
+        self.on_residents: Callable[[], None] = lambda: None
 
     @property
     def name(self) -> str:
@@ -101,16 +107,29 @@ class Target:
         if affinity not in self._loaded:
             self._loaded.clear()
         self._loaded[affinity] = time.monotonic()
+        self._expect_resident(affinity, resident=True)
 
     def unloaded(self, affinity: str) -> None:
         self._loaded.pop(affinity, None)
+        self._expect_resident(affinity, resident=False)
 
-    def settle_residents(self) -> bool:
-        """Forget what the inventory says is gone; True when nothing is resident at all."""
+    def _expect_resident(self, affinity: str, *, resident: bool) -> None:
+        if self.dialect != "ollama" or self.inventory is None:
+            return
+        if (_model_of(affinity) in self.inventory.resident_models) is not resident:
+            self.residents_changed_at = time.monotonic()
+            self.on_residents()
+
+    def settle_residents(self, asked_at: float) -> bool:
+        """Forget what was gone when the inventory was asked for; True when nothing is resident."""
         if self.inventory is None or self.dialect != "ollama":
             return False
         resident = self.inventory.resident_models
-        for affinity in list(self._loaded):
-            if model_key(affinity.split(" ", 1)[0]) not in resident:
+        for affinity, used_at in list(self._loaded.items()):
+            if used_at < asked_at and _model_of(affinity) not in resident:
                 del self._loaded[affinity]
         return not resident
+
+
+def _model_of(affinity: str) -> str:
+    return model_key(affinity.split(" ", 1)[0])

@@ -1,0 +1,52 @@
+"""What Foreman has just loaded or unloaded itself is shown at once, not at the next look of its inventory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import ollama
+
+from tests.conftest import Server, wait_until
+from tests.fakes import FakeOllama
+from tests.passthrough.conftest import job_of, started, target_of
+
+HELLO = [{"role": "user", "content": "Hello, world"}]
+SELDOM = {"FOREMAN_INVENTORY_SECONDS": "3600"}
+
+
+def shown(server: Server) -> list[str]:
+    return [each["model"] for each in httpx.get(f"{server.url}/api/ps").json()["models"]]
+
+
+def test_what_was_just_loaded_or_unloaded_is_shown_at_once(
+    make_server: Callable[..., Server], fake: FakeOllama
+) -> None:
+    server = started(make_server, fake, **SELDOM)
+    with ollama.Client(host=server.url, timeout=60) as client:
+        assert shown(server) == []
+        client.chat("llama3.2", HELLO)
+        assert shown(server) == ["llama3.2:latest"]
+        # As the target tells it, not as we imagine it.
+        assert httpx.get(f"{server.url}/api/ps").json() == httpx.get(f"{fake.url}/api/ps").json()
+        assert target_of(server)["resident"] == ["llama3.2:latest"]
+        client.generate("llama3.2", keep_alive=0)
+        assert shown(server) == []
+        # Loaded by an empty request, unloaded by the end of a real one.
+        client.generate("llama3.2")
+        assert shown(server) == ["llama3.2:latest"]
+        client.chat("llama3.2", HELLO, keep_alive=0)
+        assert shown(server) == []
+
+
+def test_a_job_that_loads_is_shown_while_it_runs_and_on_the_other_replica_soon(
+    make_server: Callable[..., Server], fake: FakeOllama
+) -> None:
+    api = started(make_server, fake, **SELDOM, FOREMAN_ROLE="api")
+    started(make_server, fake, **SELDOM)
+    fake.control(token_seconds=0.05, reply_tokens=400)
+    body: dict[str, Any] = {"model": "llama3.2", "messages": HELLO}
+    job_id = httpx.post(f"{api.url}/jobs", json=body).json()["job_id"]
+    # This one runs nothing itself: it hears of it through the database.
+    wait_until(lambda: shown(api) == ["llama3.2:latest"], 20)
+    assert job_of(api, job_id)["state"] in {"loading", "working"}
+    httpx.post(f"{api.url}/jobs/{job_id}/cancel")

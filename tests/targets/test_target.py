@@ -1,0 +1,42 @@
+"""What a target is believed to hold, between two looks at it."""
+
+import time
+
+import pytest
+
+from app.outbound.stream import StreamingClient
+from app.targets.config import TargetConfig, TargetFields
+from app.targets.inventory import Inventory
+from app.targets.target import Target
+
+
+@pytest.fixture
+def target() -> Target:
+    target = Target(
+        TargetConfig.of("a", TargetFields(url="http://127.0.0.1:1"), "api"), StreamingClient(), 1.0
+    )
+    target.inventory = Inventory("ollama", [{"model": "m:latest"}], [{"model": "m:latest"}])
+    return target
+
+
+def test_only_what_the_inventory_does_not_know_yet_is_worth_a_look(target: Target) -> None:
+    looks: list[str] = []
+    target.on_residents = lambda: looks.append("look")
+    for _ in range(10):
+        target.loaded("m:latest num_ctx=4096")
+    assert looks == []
+    target.loaded("n:latest")
+    assert looks == ["look"]
+    target.unloaded("other:latest")
+    assert looks == ["look"]
+    target.unloaded("m:latest num_ctx=4096")
+    assert looks == ["look"] * 2
+
+
+def test_an_answer_to_an_older_question_takes_nothing_away_that_was_loaded_since(target: Target) -> None:
+    asked_at = time.monotonic()
+    target.loaded("n:latest")
+    target.settle_residents(asked_at)
+    assert target.is_resident("n:latest")
+    target.settle_residents(time.monotonic() + 1)
+    assert not target.is_resident("n:latest")
