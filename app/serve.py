@@ -116,15 +116,34 @@ def database(settings: Settings) -> Iterator[tuple[Settings, EmbeddedPostgres | 
         postgres.stop()
 
 
-def revive(postgres: EmbeddedPostgres | None) -> None:
-    """Start a killed embedded PostgreSQL again. From the main thread: it ends with its thread."""
-    if postgres is None or postgres.running:
-        return
-    log.error("serve.postgres_died")
-    try:
-        postgres.start()
-    except EmbeddedPostgresError as problem:
-        log.exception("serve.postgres_not_revived", problem=str(problem))
+class PostgresKeeper:
+    """Starts a killed embedded PostgreSQL again, ever more slowly while it does not come up (a full disk)."""
+
+    def __init__(self, postgres: EmbeddedPostgres | None) -> None:
+        self._postgres = postgres
+        self._failures = 0
+        self._next_try_at = 0.0
+        self._said = ""
+
+    def look(self) -> None:
+        """From the main thread: PostgreSQL ends with the thread that started it."""
+        if self._postgres is None or self._postgres.running or time.monotonic() < self._next_try_at:
+            return
+        if self._failures == 0:
+            log.error("serve.postgres_died")
+        try:
+            self._postgres.start()
+        except EmbeddedPostgresError as problem:
+            if str(problem) != self._said:
+                log.error("serve.postgres_not_revived", problem=str(problem))  # noqa: TRY400 - it says it all
+                self._said = str(problem)
+            self._next_try_at = (
+                time.monotonic() + RESTART_SECONDS[min(self._failures, len(RESTART_SECONDS) - 1)]
+            )
+            self._failures += 1
+        else:
+            log.warning("serve.postgres_revived", tries=self._failures + 1)
+            self._failures, self._said = 0, ""
 
 
 def _print(text: str) -> None:
@@ -238,8 +257,10 @@ def _serve_here(
     edge = create_app(settings)
     app = with_cors(edge, settings.cors_origins)
 
+    keeper = PostgresKeeper(postgres)
+
     async def watch_postgres() -> None:
-        revive(postgres)
+        keeper.look()
 
     config = uvicorn.Config(
         app,
@@ -302,7 +323,7 @@ class _Parent:
         self._settings = settings
         self._listener = listener
         self._welcome = welcome
-        self._postgres = postgres
+        self._keeper = PostgresKeeper(postgres)
         self._stopping = False
         self._is_ready = False
         self._problem: ServeError | None = None
@@ -321,7 +342,7 @@ class _Parent:
                 ],
                 timeout=0.5,
             )
-            revive(self._postgres)
+            self._keeper.look()
             for index, each in enumerate(self._processes):
                 alive = each.process.is_alive()
                 self._hear(each)

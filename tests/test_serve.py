@@ -13,9 +13,11 @@ from pathlib import Path
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from app.config import load_settings
-from app.serve import greeting
+from app.serve import RESTART_SECONDS, PostgresKeeper, greeting
+from app.store.embedded import EmbeddedPostgresError
 from tests.conftest import ROOT, Server, free_port, wait_until
 
 
@@ -174,3 +176,39 @@ def test_a_killed_server_leaves_no_database_behind(tmp_path: Path) -> None:
         began = time.monotonic()
         wait_until(lambda: not Path(f"/proc/{postmaster}").exists(), 20)
         assert time.monotonic() - began < 20
+
+
+def test_a_database_of_its_own_that_does_not_come_up_is_tried_ever_more_slowly_and_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Postgres:
+        running = False
+        starts = 0
+        full = True
+
+        def start(self) -> None:
+            self.starts += 1
+            if self.full:
+                raise EmbeddedPostgresError("PANIC: could not write to file: No space left on device")
+            self.running = True
+
+    now = 0.0
+    monkeypatch.setattr("app.serve.time.monotonic", lambda: now)
+    postgres = Postgres()
+    keeper = PostgresKeeper(postgres)  # type: ignore[arg-type]
+    with capture_logs() as lines:
+        while now < 60:
+            keeper.look()
+            now += 1
+        assert len(RESTART_SECONDS) <= postgres.starts <= 2 * len(RESTART_SECONDS)
+        postgres.full = False
+        while now < 90:
+            keeper.look()
+            now += 1
+    assert postgres.running
+    assert [line["event"] for line in lines] == [
+        "serve.postgres_died",
+        "serve.postgres_not_revived",
+        "serve.postgres_revived",
+    ]
+    assert "No space left" in lines[1]["problem"]
