@@ -41,13 +41,17 @@ def migrate(
     from app.errors import Unavailable
     from app.serve import ServeError, database
     from app.store.migrate import migrate as run
+    from app.store.outage import words_of
 
     settings = _settings(database_url=database_url)
     try:
         with database(settings) as (ready, _):
             revision = asyncio.run(run(ready.database_url or ""))
-    except (ServeError, Unavailable) as problem:
+    except ServeError as problem:
         typer.echo(f"foreman: {problem}", err=True)
+        raise typer.Exit(1) from problem
+    except Unavailable as problem:
+        typer.echo(f"foreman: {problem} ({words_of(problem.__cause__ or problem)})", err=True)
         raise typer.Exit(1) from problem
     typer.echo(f"The schema is at revision {revision}.")
 

@@ -153,6 +153,21 @@ def test_several_foreman_migrate_at_once_all_succeed(empty_database_url: str) ->
         assert newest_revision().encode() in out
 
 
+def test_foreman_migrate_says_why_the_database_does_not_let_it_in(empty_database_url: str) -> None:
+    wrong = empty_database_url.replace("//foreman@", "//no_such_user@")
+    ended = subprocess.run(
+        [sys.executable, "-m", "app", "migrate", "--database-url", wrong],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "refuses our role" in ended.stderr
+    assert "no_such_user" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
 async def test_a_schema_newer_than_this_version_is_left_alone(database: Database, database_url: str) -> None:
     """The old version in a rolling deploy must not undo, nor stumble over, what the new one did."""
     await database.execute("UPDATE alembic_version SET version_num = '9999'")
