@@ -91,6 +91,13 @@ def test_an_unknown_setting_is_named_with_the_nearest_one(given: str, nearest: s
         ("FOREMAN_HOST", "::"),
         ("FOREMAN_HOST", "192.168.1.5"),
         ("FOREMAN_HOST", "example.org"),
+        ("FOREMAN_CORS_ORIGINS", "*"),
+        ("FOREMAN_CORS_ORIGINS", "https://chat.example, null"),
+        ("FOREMAN_CORS_ORIGINS", "chat.example"),
+        ("FOREMAN_CORS_ORIGINS", "https://chat.example/"),
+        ("FOREMAN_ALLOWED_HOSTS", "*"),
+        ("FOREMAN_ALLOWED_HOSTS", "jobs.example:8080"),
+        ("FOREMAN_ALLOWED_HOSTS", "http://jobs.example"),
     ],
 )
 def test_a_wrong_setting_is_named(name: str, value: str) -> None:

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -135,6 +137,83 @@ def test_many_large_bodies_at_once_do_not_add_up(strict: Server) -> None:
     with memory_grows_less_than(strict, 10 * MIB):
         for _ in range(20):
             assert say(strict, head, patience=5).statuses == [413]
+
+
+# -- all bodies together ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def narrow(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with room for three bodies."""
+    with serving(
+        postgres,
+        tmp_path_factory.mktemp("narrow"),
+        FOREMAN_MAX_BODY_BYTES=str(MIB),
+        FOREMAN_MAX_BYTES_IN_FLIGHT=str(3 * MIB),
+        FOREMAN_ROLE="api",
+    ) as server:
+        yield server
+
+
+def bytes_in_flight(server: Server) -> int:
+    found = re.search(
+        r"^foreman_request_body_bytes (\S+)", httpx.get(f"{server.url}/metrics").text, re.MULTILINE
+    )
+    assert found is not None
+    return int(float(found[1]))
+
+
+def test_all_bodies_together_are_bounded_and_small_ones_still_pass(narrow: Server) -> None:
+    large = body_of(MIB - 1000)
+    head = f"POST /jobs HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(large)}\r\n\r\n".encode()
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(connect(narrow)).sendall(head + large[:-100])
+        wait_until(lambda: bytes_in_flight(narrow) == 3 * (len(large) - 100))
+        answer = say(narrow, head + large, patience=20)
+        assert (answer.statuses, answer.closed) == ([503], True)
+        assert b'"code":"unavailable"' in answer.body
+        assert b"retry-after: 1" in answer.raw
+        dialect = say(narrow, head.replace(b"/jobs", b"/v1/chat/completions") + large, patience=20)
+        assert dialect.statuses == [503]
+        assert b'{"error":{' in dialect.body
+        # Announced only, it takes no room from anybody.
+        stack.enter_context(connect(narrow)).sendall(head)
+        assert httpx.post(f"{narrow.url}/jobs", content=body_of(1000)).status_code == 202
+    # Broken off, they are let go of.
+    wait_until(lambda: bytes_in_flight(narrow) == 0)
+    assert httpx.post(f"{narrow.url}/jobs", content=large, timeout=30).status_code == 202
+    assert bytes_in_flight(narrow) == 0
+
+
+def test_who_waits_for_the_answer_does_not_hold_the_body(narrow: Server) -> None:
+    with httpx.Client(base_url=narrow.url, timeout=60) as client, ThreadPoolExecutor(1) as pool:
+        queue = f"waits-{time.monotonic_ns()}"
+        body = body_of(MIB // 2).replace(b'"limits"', f'"{queue}"'.encode())
+        waiting = pool.submit(client.post, "/jobs", content=body, headers={"prefer": "wait=60"})
+
+        def submitted() -> list[str]:
+            found = httpx.get(f"{narrow.url}/jobs", params={"queue": queue}).json()["jobs"]
+            return [job["job_id"] for job in found]
+
+        wait_until(lambda: len(submitted()) == 1)
+        wait_until(lambda: bytes_in_flight(narrow) == 0)
+        assert not waiting.done()
+        httpx.post(f"{narrow.url}/jobs/{submitted()[0]}/cancel")
+        assert waiting.result().status_code == 200
+
+
+def test_others_are_answered_while_a_large_body_is_read(strict: Server) -> None:
+    """What makes it slow is in it twice: deep nesting, and at its very end something that must be explained."""
+    body = b'{"kind":"own-kind","payload":{"a":[' + (b"[" * 60 + b"]" * 60 + b",") * 50_000 + b"NaN]}}"
+    seen = 0
+    with ThreadPoolExecutor(1) as pool:
+        posting = pool.submit(httpx.post, f"{strict.url}/jobs", content=body, timeout=100)
+        while not posting.done():
+            # Whoever is told that all of it has come asks between its last byte and its answer.
+            seen += bytes_in_flight(strict) >= len(body)
+    assert posting.result().status_code == 422
+    assert seen > 0
 
 
 # -- slow clients ----------------------------------------------------------------------------------------

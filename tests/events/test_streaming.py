@@ -267,7 +267,9 @@ def test_an_open_stream_holds_no_database_connection(make_server: MakeServer) ->
 
 
 def ask_for_stream(job_id: str) -> bytes:
-    return f"GET /jobs/{job_id}/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n".encode()
+    return (
+        f"GET /jobs/{job_id}/events HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n".encode()
+    )
 
 
 def test_a_crowd_of_streams_is_let_in_while_others_submit(shared: Server) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import InvalidRequest, Unparsable
+from app.jobs import verbatim
 from app.jobs.verbatim import assemble, check_value, depth_exceeds, members
 
 
@@ -183,6 +184,37 @@ def test_depth_is_what_a_parser_would_count(value: object, limit: int) -> None:
     assert depth_exceeds(json.dumps(value).encode(), limit) is (depth_of(value) > limit)
 
 
+@given(json_values, st.integers(1, 8), st.integers(1, 20))
+def test_depth_is_the_same_wherever_a_slice_of_the_body_ends(value: object, limit: int, size: int) -> None:
+    body = json.dumps([value, 'a"[[\\\\"{\\', value]).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verbatim, "_SLICE_BYTES", size)
+        assert depth_exceeds(body, limit) is (depth_of([value]) > limit)
+
+
+@pytest.mark.parametrize(
+    ("tail", "status", "words"),
+    [
+        (b",NaN]}", 422, "NaN"),
+        (b",-Infinity]}", 422, "Infinity"),
+        (b',"\\udc00"]}', 422, "surrogate"),
+        (b',"\\ud800"]}', 422, "surrogate"),
+        (b"]", 400, "truncated"),
+        (b",]}", 400, "byte 3000"),
+        (b"]}]", 400, "trailing"),
+        (b',"\\q"]}', 400, "escape"),
+    ],
+)
+def test_what_is_wrong_with_a_large_body_is_said_without_building_it(
+    monkeypatch: pytest.MonkeyPatch, tail: bytes, status: int, words: str
+) -> None:
+    monkeypatch.setattr(verbatim.json, "loads", None)
+    with pytest.raises(InvalidRequest) as caught:
+        members(b'{"a":[0' + b",[]" * 100_000 + tail)
+    assert caught.value.status == status
+    assert words in caught.value.detail
+
+
 @given(st.dictionaries(st.text(), json_values, max_size=5), st.booleans())
 def test_any_object_survives_being_taken_apart_and_put_together(
     value: dict[str, object], escaped: bool
@@ -208,6 +240,8 @@ def test_any_bytes_are_either_taken_or_refused(body: bytes) -> None:
         b'{"a":[' + b"[]," * 200_000 + b"[]]}",
         b'{"a":[' + (b"[" * 60 + b"]" * 60 + b",") * 3000 + b"0]}",
         b"[]" * 200_000 + b"[" * 65,
+        b'{"a":[' + (b"[" * 60 + b"]" * 60 + b",") * 12_000 + b"NaN]}",
+        b'{"a":[' + b'"b",' * 400_000 + b"0]",
     ],
 )
 def test_hostile_bodies_take_no_longer_than_their_length(body: bytes) -> None:

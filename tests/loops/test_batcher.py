@@ -75,6 +75,25 @@ async def test_a_batch_is_as_heavy_as_allowed_and_no_heavier() -> None:
     assert gate.batches == [["x"], ["aa", "bbb"], ["c"], ["toolongforany"], ["d"]]
 
 
+async def test_a_batch_is_bounded_by_bytes_as_well_as_by_rows() -> None:
+    gate = Gate()
+    batcher = Batcher(gate.flush, max_weight=3, max_size=10, size=len)
+    first = put(batcher, "x")
+    await gate.entered.wait()
+    rest = put(batcher, "a" * 6, "b" * 4, "c", "d", "e", "f", "g" * 100, "h")
+    await asyncio.sleep(0)
+    gate.open()
+    await all_of(*first, *rest)
+    assert [[item[0] for item in batch] for batch in gate.batches] == [
+        ["x"],
+        ["a", "b"],
+        ["c", "d", "e"],
+        ["f"],
+        ["g"],
+        ["h"],
+    ]
+
+
 async def test_several_flushes_may_be_in_flight_when_that_is_wanted() -> None:
     gate = Gate()
     batcher = Batcher(gate.flush, max_weight=1, in_flight=3)

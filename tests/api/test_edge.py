@@ -1,0 +1,147 @@
+"""The outermost layer by itself: what it counts, what it keeps, what it lets go of."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import PlainTextResponse, StreamingResponse
+from prometheus_client import REGISTRY
+from starlette.requests import Request
+from structlog.testing import capture_logs
+
+from app.api.edge import Edge
+from app.api.guard import Guard
+from app.api.problems import handle_bug, handle_foreman_error
+from app.api.protocol import paced
+from app.errors import ForemanError, Unavailable
+from tests.api.wire import connect, listen, say
+from tests.conftest import Server, free_port, wait_until
+
+
+class Boom(Exception):
+    pass
+
+
+def application() -> FastAPI:
+    app = FastAPI(exception_handlers={ForemanError: handle_foreman_error, Exception: handle_bug})
+
+    @app.get("/fine")
+    async def fine() -> PlainTextResponse:
+        return PlainTextResponse("fine")
+
+    @app.get("/boom")
+    @app.post("/boom")
+    async def boom() -> None:
+        raise Boom
+
+    @app.get("/away")
+    async def away() -> None:
+        raise Unavailable("The database is away.", retry_after=1)
+
+    @app.get("/broken")
+    async def broken() -> StreamingResponse:
+        async def half() -> AsyncIterator[bytes]:
+            yield b"half"
+            raise Boom
+
+        return StreamingResponse(half())
+
+    @app.get("/never")
+    async def never(request: Request) -> PlainTextResponse:
+        while not await request.is_disconnected():
+            await asyncio.sleep(0.01)
+        raise asyncio.CancelledError
+
+    return app
+
+
+async def hot(request: Request) -> PlainTextResponse:
+    raise Boom
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    edge = Edge(
+        application(),
+        Guard(),
+        max_body_bytes=1024,
+        max_artifact_bytes=1024,
+        max_bytes_in_flight=1024,
+        hot_routes={("POST", "/hot"): hot},
+        stream_routes={},
+    )
+    config = uvicorn.Config(edge, port=free_port(), http=paced(5, 5), lifespan="off", log_config=None)
+    running = uvicorn.Server(config)
+    thread = threading.Thread(target=running.run)
+    # Bugs are what happens here; nobody needs to see their tracebacks.
+    with capture_logs():
+        thread.start()
+        wait_until(lambda: running.started)
+        yield Server("", config.port)
+        running.should_exit = True
+        thread.join()
+
+
+def counted(method: str, status: int) -> float:
+    labels = {"method": method, "status": str(status)}
+    return REGISTRY.get_sample_value("foreman_request_seconds_count", labels) or 0.0
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/fine", 200),
+        ("GET", "/boom", 500),
+        ("POST", "/boom", 500),
+        ("POST", "/hot", 500),
+        ("GET", "/away", 503),
+        ("GET", "/jobs\r\nhost: evil.example", 400),
+    ],
+)
+def test_every_answer_is_counted_and_none_costs_the_connection(
+    server: Server, method: str, path: str, status: int
+) -> None:
+    path, _, more = path.partition("\r\n")
+    before = counted(method, status)
+    with connect(server) as wire:
+        wire.sendall(
+            f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{more}\r\n".encode() + b"\r\n" * bool(more)
+        )
+        first = listen(wire, time.monotonic(), 20, until_answered=True)
+        wire.sendall(b"GET /fine HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        second = listen(wire, time.monotonic(), 20)
+    assert (first.statuses, second.statuses) == ([status], [200])
+    # Of the second one the same may be counted.
+    wait_until(lambda: counted(method, status) - before == 1 + (status == 200))
+
+
+def test_an_answer_that_is_broken_off_is_counted_and_ends_the_connection(server: Server) -> None:
+    before = counted("GET", 200)
+    answer = say(server, b"GET /broken HTTP/1.1\r\nhost: localhost\r\n\r\n", patience=20)
+    assert answer.closed
+    assert not answer.raw.endswith(b"0\r\n\r\n")
+    wait_until(lambda: counted("GET", 200) == before + 1)
+
+
+def test_a_client_that_leaves_without_an_answer_is_counted_as_such(server: Server) -> None:
+    before = counted("GET", 499)
+    with connect(server) as wire:
+        wire.sendall(b"GET /never HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        time.sleep(0.05)
+    wait_until(lambda: counted("GET", 499) == before + 1)
+
+
+def test_what_the_protocol_refuses_is_counted(server: Server) -> None:
+    before = counted("other", 431)
+    assert say(server, b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000).statuses == [431]
+    assert counted("other", 431) == before + 1
+
+
+def test_a_foreign_page_is_refused_before_any_route(server: Server) -> None:
+    headers = {"origin": "https://evil.example"}
+    assert httpx.post(f"{server.url}/hot", headers=headers).status_code == 403
