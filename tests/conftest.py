@@ -1,12 +1,11 @@
 """One PostgreSQL per test process, one database per test, real servers on real sockets."""
 
 import asyncio
-import contextlib
+import http.client
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,16 +13,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import asyncpg
-import httpx
 import pytest
 
 from app.store.database import Database
 from app.store.embedded import EmbeddedPostgres
 from app.store.migrate import migrate
+from tests import forkserver
 from tests.patience import PATIENCE
+from tests.signals import let_children_hear
+
+let_children_hear()
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = "template_foreman"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_is_left_behind() -> Iterator[None]:
+    """The first to be set up, and so the last to be torn down: whoever started a process has ended it by now."""
+    yield
+    left = forkserver.close()
+    for pid in _children():
+        left.append(f"{pid} {Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode()}")
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"tests have left processes behind: {left}"
+
+
+def _children() -> list[int]:
+    """Processes of our own that still run. Linux knows them; multiprocessing ends its own tracker itself."""
+    tasks = Path("/proc/self/task").glob("*/children")
+    children = [int(pid) for task in tasks for pid in task.read_text().split()]
+    command = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
+    return [pid for pid in children if command[pid] and b"resource_tracker" not in command[pid]]
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +103,7 @@ class Server:
     database_url: str
     port: int
     environment: dict[str, str] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None
+    process: forkserver.Process | None = None
     log_path: Path = Path("/dev/null")
 
     @property
@@ -102,18 +123,26 @@ class Server:
             **self.environment,
         }
         with self.log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "app", "serve"], cwd=ROOT, env=environment, stdout=log, stderr=log
-            )
-        wait_until(self._answers, seconds, lambda: f"the server did not come up:\n{self.log()}")
+            self.process = forkserver.started("app", ["serve"], environment, log)
+        try:
+            wait_until(self._answers, seconds, lambda: f"the server did not come up:\n{self.log()}")
+        except BaseException:
+            self.kill()
+            raise
         return self
 
     def _answers(self) -> bool:
         assert self.process is not None
         assert self.process.poll() is None, f"the server ended with {self.process.returncode}:\n{self.log()}"
-        with contextlib.suppress(httpx.TransportError):
-            return httpx.get(f"{self.url}/readyz", timeout=2).status_code == 200
-        return False
+        # Not by httpx, whose `get` spends more on certificates than a server that starts can spare.
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
 
     def kill(self) -> None:
         """kill -9."""
