@@ -1,6 +1,7 @@
 """One PostgreSQL per test process, one database per test, real servers on real sockets."""
 
 import asyncio
+import functools
 import http.client
 import os
 import signal
@@ -13,16 +14,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import asyncpg
+import httpx._transports.default as httpx_transport
+import hypothesis
 import pytest
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 from app.store.database import Database
 from app.store.embedded import EmbeddedPostgres
 from app.store.migrate import migrate
 from tests import forkserver
 from tests.patience import PATIENCE
+from tests.sharing import FolderShare, folder_share
 from tests.signals import let_children_hear
 
 let_children_hear()
+# An example that a stalled machine took long for is no counterexample, nor is a slow draw a fault of the strategy.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
+# Each `httpx.get` reads the list of certificate authorities anew, 30 ms for a call to loopback without TLS.
+httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
+# What is given when a call names no time-out: five seconds is a measurement, and this one ends what hangs.
+for each in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, each, 60.0)
 
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = "template_foreman"
@@ -53,6 +68,19 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostg
         asyncio.run(_create_database(server.dsn, TEMPLATE))
         asyncio.run(migrate(server.dsn_for(TEMPLATE)))
         yield server
+
+
+@pytest.fixture(scope="session")
+def share(postgres: EmbeddedPostgres) -> Iterator[FolderShare]:
+    """What the tests of a folder share."""
+    yield folder_share
+    folder_share.close()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is not None and nextitem.path.parent != item.path.parent:
+        folder_share.close()
 
 
 async def _create_database(admin: str, name: str, template: str | None = None) -> None:
@@ -150,7 +178,7 @@ class Server:
         self.process.kill()
         self.process.wait()
 
-    def stop(self, seconds: float = 30) -> int:
+    def stop(self, seconds: float = 120) -> int:
         """SIGTERM, and its exit code."""
         assert self.process is not None
         if self.process.poll() is None:

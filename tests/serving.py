@@ -1,4 +1,4 @@
-"""A server for all tests of a file, for tests that only look at their own jobs."""
+"""Servers for tests that only look at their own jobs: one for all tests of a file."""
 
 import asyncio
 import uuid
@@ -14,9 +14,11 @@ from tests.conftest import TEMPLATE, Server, _create_database, _drop_database, f
 def serving(postgres: EmbeddedPostgres, folder: Path, **environment: str) -> Iterator[Server]:
     name = f"shared_{uuid.uuid4().hex[:12]}"
     asyncio.run(_create_database(postgres.dsn, name, TEMPLATE))
-    server = Server(postgres.dsn_for(name), free_port(), environment, log_path=folder / "server.log").start()
     try:
-        yield server
+        server = Server(postgres.dsn_for(name), free_port(), environment, log_path=folder / "server.log")
+        try:
+            yield server.start()
+        finally:
+            server.stop()
     finally:
-        server.stop()
         asyncio.run(_drop_database(postgres.dsn, name))

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -173,9 +172,7 @@ def test_a_killed_server_leaves_no_database_behind(tmp_path: Path) -> None:
         assert Path(f"/proc/{postmaster}").exists()
         process.kill()
         process.wait()
-        began = time.monotonic()
         wait_until(lambda: not Path(f"/proc/{postmaster}").exists(), 20)
-        assert time.monotonic() - began < 20
 
 
 def test_a_database_of_its_own_that_does_not_come_up_is_tried_ever_more_slowly_and_told_once(

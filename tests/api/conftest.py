@@ -1,7 +1,7 @@
 """One server for all black-box tests of this process; each test looks at jobs, queues and keys of its own."""
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -10,25 +10,23 @@ import pytest
 from app.store.embedded import EmbeddedPostgres
 from tests.conftest import Server, wait_until
 from tests.serving import serving
+from tests.sharing import FolderShare
 
 
-@pytest.fixture(scope="session")
-def api(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with serving(
-        postgres,
-        tmp_path_factory.mktemp("api"),
-        FOREMAN_SWEEP_SECONDS="0.2",
-        FOREMAN_POLL_SECONDS="0.2",
-        FOREMAN_CANCEL_GRACE_SECONDS="1",
-        FOREMAN_SHUTDOWN_GRACE_SECONDS="1",
-    ) as server:
-        yield server
+@pytest.fixture
+def api(share: FolderShare, postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Server:
+    quick = {
+        "FOREMAN_SWEEP_SECONDS": "0.2",
+        "FOREMAN_POLL_SECONDS": "0.2",
+        "FOREMAN_CANCEL_GRACE_SECONDS": "1",
+        "FOREMAN_SHUTDOWN_GRACE_SECONDS": "1",
+    }
+    return share.get("api", lambda: serving(postgres, tmp_path_factory.mktemp("api"), **quick))
 
 
-@pytest.fixture(scope="session")
-def client(api: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=api.url, timeout=30) as client:
-        yield client
+@pytest.fixture
+def client(share: FolderShare, api: Server) -> httpx.Client:
+    return share.get("client", lambda: httpx.Client(base_url=api.url, timeout=150))
 
 
 @pytest.fixture

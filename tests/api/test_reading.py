@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from tests.api.conftest import Submit, problem_of
+from tests.patience import AT_ONCE, LONG_WAIT
 
 Read = Callable[..., dict[str, Any]]
 
@@ -47,23 +48,23 @@ def test_an_unknown_job_is_a_404_whatever_is_asked_of_it(client: httpx.Client, j
 def test_wait_answers_as_soon_as_the_job_has_ended(submit: Submit, read: Read) -> None:
     job_id = submit(kind="generate", model="echo", prompt="a b c", options={"echo_delay_ms": 200})
     began = time.monotonic()
-    assert read(job_id, wait=30)["state"] == "done"
-    assert time.monotonic() - began < 10
+    assert read(job_id, wait=LONG_WAIT)["state"] == "done"
+    assert time.monotonic() - began < AT_ONCE
 
 
 def test_wait_ends_with_the_job_as_it_is(submit: Submit, read: Read) -> None:
     job_id = submit(kind="own-kind")
     began = time.monotonic()
     assert read(job_id, wait=0.5)["state"] == "queued"
-    assert 0.45 < time.monotonic() - began < 5
+    assert time.monotonic() - began > 0.45
 
 
 def test_wait_on_an_ended_job_answers_at_once(submit: Submit, read: Read) -> None:
     job_id = submit()
     read(job_id, wait=10)
     began = time.monotonic()
-    assert read(job_id, wait=30)["state"] == "done"
-    assert time.monotonic() - began < 5
+    assert read(job_id, wait=LONG_WAIT)["state"] == "done"
+    assert time.monotonic() - began < AT_ONCE
 
 
 def test_many_may_wait_for_the_same_job(api: Any, submit: Submit, client: httpx.Client) -> None:

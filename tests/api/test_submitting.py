@@ -12,6 +12,7 @@ import pytest
 
 from app.jobs.ids import is_id
 from tests.api.conftest import Submit, problem_of
+from tests.patience import AT_ONCE
 
 Read = Callable[..., dict[str, Any]]
 CHAT = {"model": "echo", "messages": [{"role": "user", "content": "one two three"}]}
@@ -237,19 +238,19 @@ def test_prefer_wait_that_is_too_short_answers_as_if_it_had_not_been_said(client
     body = {**CHAT, "options": {"echo_delay_ms": 2000}}
     began = time.monotonic()
     answer = client.post("/jobs", json=body, headers={"Prefer": "wait=1"})
-    assert 0.9 < time.monotonic() - began < 6
+    assert time.monotonic() - began > 0.9
     assert answer.status_code == 202
     assert "preference-applied" not in answer.headers
     assert answer.json()["outcome"] == "accepted"
     client.post(f"/jobs/{answer.json()['job_id']}/cancel")
 
 
-@pytest.mark.parametrize("prefer", ["wait=0", "respond-async", "wait=abc", "await=10", "wait=-1"])
+@pytest.mark.parametrize("prefer", ["wait=0", "respond-async", "wait=abc", "await=120", "wait=-1"])
 def test_other_preferences_do_not_wait(client: httpx.Client, queue: str, prefer: str) -> None:
     began = time.monotonic()
     answer = client.post("/jobs", json={"kind": "own-kind", "queue": queue}, headers={"Prefer": prefer})
     assert answer.status_code == 202
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < AT_ONCE
 
 
 def test_a_failed_job_is_a_finished_job_too(client: httpx.Client) -> None:

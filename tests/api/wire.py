@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from tests.conftest import Server
+from tests.patience import AT_ONCE
 
 
 @dataclass
@@ -26,10 +27,10 @@ class Answer:
 
 
 def connect(server: Server) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", server.port), timeout=60)
 
 
-def say(server: Server, *parts: bytes, patience: float = 10, keep_open: bool = False) -> Answer:
+def say(server: Server, *parts: bytes, patience: float = AT_ONCE, keep_open: bool = False) -> Answer:
     """Send the parts, read until the server closes. `keep_open`: an answer is enough."""
     began = time.monotonic()
     with connect(server) as wire:

@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 
 from tests.conftest import Server, wait_until
 from tests.events.helpers import chat, job, read, running, settle, submit
+from tests.sharing import FolderShare
 
 LARGE = os.urandom(3_000_000)
 
@@ -158,13 +160,17 @@ def test_what_is_no_single_range_is_answered_with_the_whole(
     assert len(answer.content) == len(LARGE)
 
 
-@pytest.fixture(scope="session", params=["in_postgres", "in_folder", "in_bucket"])
-def large(request: pytest.FixtureRequest) -> tuple[Server, dict[str, Any]]:
+@pytest.fixture(params=["in_postgres", "in_folder", "in_bucket"])
+def large(request: pytest.FixtureRequest, share: FolderShare) -> tuple[Server, dict[str, Any]]:
     """A job with a large artifact, in each of the places."""
     server = request.getfixturevalue(request.param)
-    claimed = running(server)
-    assert put(server, claimed, "large.bin", LARGE, "application/octet-stream").status_code == 201
-    return server, claimed
+
+    def put_once() -> AbstractContextManager[dict[str, Any]]:
+        claimed = running(server)
+        assert put(server, claimed, "large.bin", LARGE, "application/octet-stream").status_code == 201
+        return nullcontext(claimed)
+
+    return server, share.get(f"large artifact {request.param}", put_once)
 
 
 def test_an_unchanged_artifact_is_not_sent_again(large: tuple[Server, dict[str, Any]]) -> None:

@@ -8,6 +8,7 @@ import pytest
 import foreman_client as fc
 from foreman_client import AsyncForeman, Foreman
 from tests.client.wire_stub import ACCEPTED, Answer, WireStub, problem, running_stub
+from tests.patience import AT_ONCE, LONG_WAIT
 
 JOB_ID = "01J00000000000000000000001"
 
@@ -102,12 +103,12 @@ def test_retry_after_is_honoured(stub: WireStub):
 
 
 def test_nobody_waits_for_a_retry_after_beyond_the_budget(stub: WireStub):
-    stub.answers(problem(429, "queue_full", retry_after=60))
+    stub.answers(problem(429, "queue_full", retry_after=LONG_WAIT))
     begun = time.monotonic()
     with Foreman(stub.url, retry_seconds=5) as foreman, pytest.raises(fc.QueueFull) as raised:
         foreman.submit("noop")
-    assert time.monotonic() - begun < 5
-    assert raised.value.retry_after == 60
+    assert time.monotonic() - begun < AT_ONCE
+    assert raised.value.retry_after == LONG_WAIT
 
 
 def test_a_refusal_for_good_is_not_repeated(stub: WireStub):
@@ -123,7 +124,7 @@ def test_a_server_that_is_not_there_is_unreachable_once_the_budget_is_spent():
         with pytest.raises(fc.Unreachable) as raised:
             foreman.submit("noop")
     assert not raised.value.maybe_received
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < AT_ONCE
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "localhost:8080", "http://", "http://[::1"])

@@ -12,6 +12,7 @@ import pytest
 
 from tests.dialects.wire import run_on
 from tests.fakes.openai_llama import FORCED_TOOL_CALL, MODEL, LlamaServer
+from tests.patience import PATIENCE
 
 ASKED = [{"role": "user", "content": "Say something."}]
 SCHEMA = {
@@ -130,16 +131,14 @@ async def test_it_stops_when_its_client_goes_away(llama: LlamaServer) -> None:
         async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             async for _ in answer.aiter_lines():
                 break
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + 2 * PATIENCE
         while any(slot["is_processing"] for slot in (await client.get("/slots")).json()):
             assert time.monotonic() < deadline, "it goes on writing for nobody"
             await asyncio.sleep(0.02)
 
 
-def test_it_starts_within_seconds_and_stops_with_its_test() -> None:
-    began = time.monotonic()
+def test_it_starts_and_stops_with_its_test() -> None:
     with LlamaServer() as server:
-        assert time.monotonic() - began < 10
         assert httpx.get(f"{server.url}/v1/models").json()["data"][0]["id"] == MODEL
     with pytest.raises(httpx.ConnectError):
         httpx.get(server.url)

@@ -9,6 +9,7 @@ import pytest
 from tests.api.wire import connect, listen
 from tests.conftest import MakeServer, wait_until
 from tests.engine.fleet import QUICK, check_invariants, count, echo, fetch, story, submit
+from tests.patience import AT_ONCE
 
 
 def test_running_jobs_finish_within_the_grace_and_waiting_ones_stay(
@@ -21,7 +22,7 @@ def test_running_jobs_finish_within_the_grace_and_waiting_ones_stay(
     # Said twice, as impatient supervisors do: the second must not disturb the first.
     server.process.send_signal(signal.SIGTERM)
     server.process.send_signal(signal.SIGTERM)
-    assert server.process.wait(30) == 0
+    assert server.process.wait(120) == 0
     # Nothing was begun that could not be finished.
     rows = fetch(database_url, "SELECT state, count(*) FROM jobs GROUP BY 1")
     assert {row["state"] for row in rows} == {"done", "queued"}
@@ -35,9 +36,7 @@ def test_what_does_not_finish_is_released_without_a_spent_attempt(
     server = make_server(**{**QUICK, "FOREMAN_SHUTDOWN_GRACE_SECONDS": "0.3"})
     ids = submit(server, *(echo(60, 500, max_attempts=1) for _ in range(5)), {"kind": "noop"})
     wait_until(lambda: count(database_url, "working") == 5, 20)
-    began = time.monotonic()
     assert server.stop() == 0
-    assert time.monotonic() - began < 10
     rows = fetch(database_url, "SELECT * FROM jobs WHERE id = ANY ($1::text[])", ids[:5])
     for row in rows:
         assert (row["state"], row["attempt"], row["reason"]) == ("queued", 0, "worker_shutdown")
@@ -66,12 +65,10 @@ def test_another_server_takes_over_at_once_what_was_released(
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_server_ends_at_once_with_0(make_server: MakeServer, how: signal.Signals) -> None:
-    server = make_server()
+    server = make_server(FOREMAN_SHUTDOWN_GRACE_SECONDS="600")
     assert server.process is not None
-    began = time.monotonic()
     server.process.send_signal(how)
-    assert server.process.wait(15) == 0
-    assert time.monotonic() - began < 8
+    assert server.process.wait(120) == 0  # no grace is waited for when nothing runs
     assert "Traceback" not in server.log()
 
 
@@ -82,21 +79,21 @@ def test_whoever_waits_on_the_line_is_answered_and_nobody_new_is_let_in(
     [_running, waiting] = submit(server, echo(60, 500), {"kind": "own-kind"})
     wait_until(lambda: count(database_url, "working") == 1, 20)
     with connect(server) as wire:
-        wire.sendall(f"GET /jobs/{waiting}?wait=60 HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+        wire.sendall(f"GET /jobs/{waiting}?wait=120 HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
         assert httpx.get(f"{server.url}/readyz").status_code == 200  # by now it has heard the other one too
         assert server.process is not None
         server.process.send_signal(signal.SIGTERM)
         began = time.monotonic()
-        answer = listen(wire, began, 15, until_answered=True)
+        # Far sooner than its wait would have been over.
+        answer = listen(wire, began, AT_ONCE, until_answered=True)
     assert answer.statuses == [200]
     assert b'"state":"queued"' in answer.raw
-    assert answer.seconds < 10
 
     def refused() -> bool:
         try:
-            return httpx.get(f"{server.url}/readyz", timeout=2).status_code == 503
+            return httpx.get(f"{server.url}/readyz", timeout=10).status_code == 503
         except httpx.TransportError:
             return True
 
     wait_until(refused, 10)
-    assert server.process.wait(20) == 0
+    assert server.process.wait(120) == 0

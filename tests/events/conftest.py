@@ -11,6 +11,7 @@ import pytest
 
 from app.store.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, Server, _create_database, _drop_database, free_port
+from tests.sharing import FolderShare
 
 QUICK = {"FOREMAN_KEEP_ALIVE_SECONDS": "0.3", "FOREMAN_SWEEP_SECONDS": "0.2"}
 
@@ -44,23 +45,27 @@ def _end(server: Server) -> None:
         server.stop()
 
 
-@pytest.fixture(scope="session")
-def shared(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+@pytest.fixture
+def shared(
+    share: FolderShare, postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+) -> Server:
     """One server for all who need no more than that."""
-    with replicas(postgres, tmp_path_factory.mktemp("shared"), {}) as [server]:
-        yield server
+    [server] = share.get("shared", lambda: replicas(postgres, tmp_path_factory.mktemp("shared"), {}))
+    return server
 
 
-@pytest.fixture(scope="session")
-def pair(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+@pytest.fixture
+def pair(share: FolderShare, postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """A runs jobs, B only answers: whatever B tells came through the database."""
-    with replicas(postgres, tmp_path_factory.mktemp("pair"), {}, {"FOREMAN_ROLE": "api"}) as [a, b]:
-        yield Pair(a, b)
+    folder, answers = tmp_path_factory.mktemp, {"FOREMAN_ROLE": "api"}
+    return Pair(*share.get("pair", lambda: replicas(postgres, folder("pair"), {}, answers)))
 
 
-@pytest.fixture(scope="session")
-def deaf_pair(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+@pytest.fixture
+def deaf_pair(
+    share: FolderShare, postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+) -> Pair:
     """The same without LISTEN."""
-    off = {"FOREMAN_LISTEN": "off"}
-    with replicas(postgres, tmp_path_factory.mktemp("deaf"), off, {**off, "FOREMAN_ROLE": "api"}) as [a, b]:
-        yield Pair(a, b)
+    folder, off = tmp_path_factory.mktemp, {"FOREMAN_LISTEN": "off"}
+    answers = {**off, "FOREMAN_ROLE": "api"}
+    return Pair(*share.get("deaf pair", lambda: replicas(postgres, folder("deaf"), off, answers)))

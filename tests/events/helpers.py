@@ -64,7 +64,7 @@ def post_event(server: Server, job_id: str, type_: str, payload: Any = None) -> 
 
 
 def read(server: Server, job_id: str, **query: Any) -> dict[str, Any]:
-    answer = httpx.get(f"{server.url}/jobs/{job_id}/events", params=query, timeout=30)
+    answer = httpx.get(f"{server.url}/jobs/{job_id}/events", params=query, timeout=150)
     assert answer.status_code == 200, answer.text
     page = answer.json()
     assert isinstance(page, dict)
@@ -76,7 +76,7 @@ def types(page: dict[str, Any]) -> list[str]:
 
 
 def job(server: Server, job_id: str, wait: float = 0) -> dict[str, Any]:
-    answer = httpx.get(f"{server.url}/jobs/{job_id}", params={"wait": wait}, timeout=wait + 10)
+    answer = httpx.get(f"{server.url}/jobs/{job_id}", params={"wait": wait}, timeout=wait + 60)
     assert answer.status_code == 200, answer.text
     document = answer.json()
     assert isinstance(document, dict)

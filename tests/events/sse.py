@@ -53,7 +53,7 @@ class Parser:
                 yield block
 
 
-def blocks(url: str, *, parser: Parser | None = None, timeout: float = 30, **more: Any) -> Iterator[Block]:
+def blocks(url: str, *, parser: Parser | None = None, timeout: float = 120, **more: Any) -> Iterator[Block]:
     """Until the server ends the stream."""
     parser = parser or Parser()
     headers = {**STREAM, **more.pop("headers", {})}

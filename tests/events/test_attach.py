@@ -2,6 +2,7 @@
 
 import json
 import threading
+import uuid
 from typing import Any
 
 import httpx
@@ -137,16 +138,26 @@ def test_ndjson_resumes_too(shared: Server) -> None:
 
 
 def test_a_waiting_stream_is_kept_alive_in_its_framing(shared: Server) -> None:
-    job_id = chat(shared, "soon", delay_seconds=1.2)
-    told = frames(shared, job_id)
-    empty = [each for each in told if not each["done"] and content([each]) == ""]
-    assert len(empty) >= 2
-    assert content(told) == "soon"
-    with httpx.stream(
-        "GET", f"{url_of(shared, chat(shared, 'soon', delay_seconds=1.2))}?dialect=openai"
-    ) as answer:
-        text = "".join(answer.iter_text())
-    assert text.count(": still here\n") >= 2
+    """The job is let go only when its reader has been kept alive twice."""
+    queue = f"paused-{uuid.uuid4().hex[:12]}"
+    httpx.post(f"{shared.url}/queues/{queue}/pause").raise_for_status()
+    with httpx.stream("GET", url_of(shared, chat(shared, "soon", queue=queue)), timeout=60) as answer:
+        lines = answer.iter_lines()
+        for _ in range(2):
+            told = json.loads(next(lines))
+            assert (told["done"], content([told])) == (False, "")
+        httpx.post(f"{shared.url}/queues/{queue}/resume").raise_for_status()
+        assert content([json.loads(line) for line in lines]) == "soon"
+    httpx.post(f"{shared.url}/queues/{queue}/pause").raise_for_status()
+    url = f"{url_of(shared, chat(shared, 'soon', queue=queue))}?dialect=openai"
+    with httpx.stream("GET", url, timeout=60) as answer:
+        pieces = answer.iter_text()
+        text = ""
+        while text.count(": still here\n") < 2:
+            text += next(pieces)
+        assert "data:" not in text
+        httpx.post(f"{shared.url}/queues/{queue}/resume").raise_for_status()
+        text += "".join(pieces)
     assert text.endswith("data: [DONE]\n\n")
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.conftest import Server
 from tests.events.helpers import chat, held, job, post_event, read, running, settle, types, words
+from tests.patience import AT_ONCE, LONG_WAIT
 
 
 def test_the_log_of_a_job_is_gapless_from_one_and_tells_its_life(shared: Server) -> None:
@@ -70,20 +71,16 @@ def test_a_reader_waits_for_the_event_it_wants(shared: Server) -> None:
     found: dict[str, Any] = {}
 
     def wait() -> None:
-        found["page"] = read(shared, job_id, after=1, types="approve", wait=20)
-        found["at"] = time.monotonic()
+        found["page"] = read(shared, job_id, after=1, types="approve", wait=LONG_WAIT)
 
     reader = threading.Thread(target=wait)
     reader.start()
     post_event(shared, job_id, "note")
     time.sleep(0.2)
     assert not found
-    sent = time.monotonic()
     post_event(shared, job_id, "approve", {"by": "ann"})
-    reader.join(10)
+    reader.join(AT_ONCE)
     assert [(event["seq"], event["data"]) for event in found["page"]["events"]] == [(3, {"by": "ann"})]
-    # Generous: the machine may be busy. benchmarks/events.py has the numbers.
-    assert found["at"] - sent < 1
 
 
 def test_a_wait_ends_with_an_empty_page_and_a_watermark_that_moved(shared: Server) -> None:
@@ -98,9 +95,9 @@ def test_nobody_waits_for_a_job_that_has_ended(shared: Server) -> None:
     claimed = running(shared)
     settle(shared, claimed, "complete", result=1)
     began = time.monotonic()
-    page = read(shared, claimed["job_id"], after=4, wait=20)
+    page = read(shared, claimed["job_id"], after=4, wait=LONG_WAIT)
     assert page == {"events": [], "next_after": 4}
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < AT_ONCE
 
 
 def test_what_comes_after_the_end_can_still_be_read(shared: Server) -> None:

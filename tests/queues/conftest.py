@@ -73,7 +73,7 @@ class Caller:
             "wait_seconds": wait,
             **fields,
         }
-        answer = self.http.post("/claims", json=body, timeout=wait + 10)
+        answer = self.http.post("/claims", json=body, timeout=wait + 60)
         assert answer.status_code == 200, answer.text
         return answer.json()["jobs"]
 
@@ -130,7 +130,7 @@ class Caller:
 
 @pytest.fixture
 def call(shared_server: Server) -> Iterator[Caller]:
-    with httpx.Client(base_url=shared_server.url, timeout=10) as http:
+    with httpx.Client(base_url=shared_server.url, timeout=60) as http:
         yield Caller(http, shared_server.database_url)
 
 

@@ -7,7 +7,6 @@ import httpx
 from ulid import ULID
 
 from tests.conftest import MakeServer
-from tests.patience import PATIENCE
 from tests.queues.conftest import QUICK, Caller, soon
 from tests.queues.test_dead_letters import dead_letters, run
 
@@ -87,13 +86,14 @@ def test_metrics_tell_of_queues(call: Caller, queue: str) -> None:
 
 
 def test_jobs_are_pruned_when_their_retention_is_over(call: Caller, queue: str) -> None:
-    call.configure(queue, retention={"done": 0.5, "cancelled": 3600})
+    call.configure(queue, retention={"done": 3600, "cancelled": 3600})
     done = call.submit(queue)
     call.complete(call.claim(queue)[0])
     cancelled = call.submit(queue)
     call.http.post(f"/jobs/{cancelled}/cancel")
     [failed] = dead_letters(call, queue)
     assert call.state(done) == "done"
+    call.configure(queue, retention={"done": 0.5, "cancelled": 3600})
     soon(lambda: call.http.get(f"/jobs/{done}").status_code == 404, 10)
     assert call.events(done) == []
     assert (call.state(cancelled), call.state(failed)) == ("cancelled", "failed")
@@ -149,9 +149,7 @@ def test_an_attempt_that_takes_too_long_is_ended_though_its_worker_hangs(call: C
 def test_heartbeats_do_not_stretch_an_attempt(call: Caller, queue: str) -> None:
     job_id = call.submit(queue, max_duration_seconds=1, max_attempts=1)
     [job] = call.claim(queue, lease_seconds=300)
-    began = time.monotonic()
     soon(lambda: call.settle(job, "heartbeat").status_code == 409, 8)
-    assert time.monotonic() - began < 2 * PATIENCE
     assert (call.state(job_id), call.job(job_id)["reason"]) == ("failed", "attempts_exhausted")
 
 

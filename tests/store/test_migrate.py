@@ -148,7 +148,7 @@ def test_several_foreman_migrate_at_once_all_succeed(empty_database_url: str) ->
         for _ in range(3)
     ]
     for process in started:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=280)
         assert process.returncode == 0, err
         assert newest_revision().encode() in out
 
