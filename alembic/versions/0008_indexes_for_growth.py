@@ -1,4 +1,4 @@
-"""Lists by model, and the lanes that wait for a sleeping target: their indexes, built beside running servers."""
+"""Lists by model, and the lanes that wait for a sleeping target: indexes, built beside running servers."""
 
 from alembic import op
 

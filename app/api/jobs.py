@@ -174,9 +174,7 @@ async def page(request: Request, house: House, wanted: Filter, limit: int, name:
         following = request.url.include_query_params(cursor=cursor)
         headers["link"] = f'<{following.path}?{following.query}>; rel="next"'
     unwanted = await house.claimers.missing(found.jobs)
-    documents = [
-        job_document(job, whole=False, unwanted_since=unwanted.get(job["id"])) for job in found.jobs
-    ]
+    documents = [job_document(job, whole=False, unwanted_since=unwanted.get(job["id"])) for job in found.jobs]
     return json_response(dump({name: documents, "next_cursor": cursor}), 200, headers)
 
 

@@ -1,5 +1,6 @@
 """Reading jobs: one by id, many by filter, and the small look-ups that waiting needs."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -83,8 +84,10 @@ _LISTED = """id, tenant, queue, lane, rank, kind, state, reason, priority, model
     metadata, attempt, max_attempts, deferrals, created_at, updated_at, run_at, ready_at, entered_at, started_at,
     completed_at, deadline, queued_seconds, loading_seconds, working_seconds, worker, lease_expires_at,
     concurrency_key, parent_id, request_id, traceparent, tracestate, seq"""
-# How many jobs one request looks at along one way, and how many may share a piece of metadata to be looked up by it.
+# How many jobs one statement looks at along one way, how long a request goes on looking, and how many may share a
+# piece of metadata to be looked up by it.
 MAX_LOOKED = 20_000
+LOOK_SECONDS = 1.0
 MAX_SHARED = 2_000
 # Below and above every id.
 FIRST, LAST = "", "~"
@@ -231,9 +234,26 @@ class Page:
 
 
 async def list_jobs(
-    database: Database, wanted: Filter, tenant: str, limit: int, looked: int = MAX_LOOKED
+    database: Database,
+    wanted: Filter,
+    tenant: str,
+    limit: int,
+    *,
+    looked: int = MAX_LOOKED,
+    seconds: float = LOOK_SECONDS,
 ) -> Page:
-    """Newest first. The first way that comes to its end, or fills the page, has the answer; else the longest."""
+    """Newest first. Goes on until the page is full, the jobs are at their end or the time is over."""
+    ends = time.monotonic() + seconds
+    page = await _look(database, wanted, tenant, limit, looked)
+    while len(page.jobs) < limit and page.next_before is not None and time.monotonic() < ends:
+        further = replace(wanted, before=page.next_before)
+        rest = await _look(database, further, tenant, limit - len(page.jobs), looked)
+        page = Page(page.jobs + rest.jobs, rest.next_before)
+    return page
+
+
+async def _look(database: Database, wanted: Filter, tenant: str, limit: int, looked: int) -> Page:
+    """The first way that comes to its end, or fills the page, has the answer; else the one that led furthest."""
     pages = []
     for statement, arguments in list_statements(wanted, tenant, limit + 1, looked):
         rows = await database.fetch_in_order(statement, *arguments)

@@ -161,6 +161,14 @@ async def test_a_change_of_the_retention_begins_the_walk_anew_at_once(database: 
     assert [row["queue"] for row in await database.fetch("SELECT queue FROM retention_walks")] == [ALL]
 
 
+async def test_retention_books_the_usage_of_what_it_removes(database: Database) -> None:
+    await ended(database, 8)
+    await database.execute("""UPDATE jobs SET model = 'm', usage = '{"prompt_tokens":5}'""")
+    await planned(database)
+    assert await pruned(database) == 1
+    assert await database.fetchval("SELECT prompt_tokens FROM usage_days") == 5
+
+
 async def test_one_replica_at_a_time_prunes(database: Database) -> None:
     await ended(database, 8)
     await planned(database)

@@ -135,7 +135,7 @@ async def pages(database: Database, wanted: Filter, limit: int, looked: int) -> 
     """All pages of a list that looks at so many jobs at a time."""
     found = []
     while True:
-        page = await list_jobs(database, wanted, TENANT, limit, looked)
+        page = await list_jobs(database, wanted, TENANT, limit, looked=looked, seconds=0)
         found.append([row["id"] for row in page.jobs])
         if page.next_before is None:
             return found
@@ -152,6 +152,18 @@ async def test_a_page_looks_at_a_bounded_number_of_jobs_and_says_where_to_go_on(
     assert await pages(database, Filter(kind="rare", since=datetime(2020, 1, 1, tzinfo=UTC)), 5, 100) == [
         [ids[8], ids[1]]
     ]
+
+
+async def test_a_page_goes_on_looking_until_it_is_full_or_the_time_is_over(database: Database) -> None:
+    ids = [await put_one(database, kind="rare" if n in {1, 4, 8} else "noop") for n in range(10)]
+
+    async def look(limit: int) -> tuple[list[str], str | None]:
+        page = await list_jobs(database, Filter(kind="rare"), TENANT, limit, looked=2, seconds=3600)
+        return [row["id"] for row in page.jobs], page.next_before
+
+    assert await look(5) == ([ids[8], ids[4], ids[1]], None)
+    assert (await look(2))[0] == [ids[8], ids[4]]
+    assert (await look(2))[1] is not None
 
 
 async def test_a_page_over_several_states_goes_as_far_as_all_of_them_were_looked_at(

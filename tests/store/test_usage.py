@@ -3,7 +3,6 @@
 from datetime import UTC, datetime, timedelta
 
 from app.store.database import Database
-from app.store.prune import prune
 from app.store.steer import delete
 from app.store.usage import book, sums
 from tests.api.test_usage import OLD_ROWS
@@ -43,17 +42,6 @@ async def test_a_deleted_job_is_booked_with_its_end(database: Database) -> None:
         assert await delete(database, job_id, TENANT)
     assert await tokens(database) == (3, 15)
     assert await book(database, 10) == 0
-
-
-async def test_retention_books_what_it_removes(database: Database) -> None:
-    await done_jobs(database, ['{"prompt_tokens":5}'] * 3)
-    await database.execute("UPDATE jobs SET completed_at = now() - interval '1 hour'")
-    # Ids say when a job was made; the walk goes up to those old enough.
-    await database.execute("UPDATE jobs SET id = '00' || substr(id, 3)")
-    pruned = await prune(database, "default", {"done": 60.0}, "")
-    assert pruned is not None
-    assert pruned.jobs == 3
-    assert await tokens(database) == (3, 15)
 
 
 async def test_one_unreadable_row_does_not_keep_the_others_from_being_booked(database: Database) -> None:
