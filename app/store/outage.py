@@ -52,6 +52,7 @@ _CAUSES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Caus
         asyncpg.InvalidAuthorizationSpecificationError,
         Cause(Trouble.REFUSED, "The database refuses our role or its password."),
     ),
+    (asyncpg.ClientConfigurationError, Cause(Trouble.REFUSED, "The URL of the database is wrong.")),
     (asyncpg.InvalidCatalogNameError, Cause(Trouble.REFUSED, "There is no database of that name.")),
     (asyncpg.InsufficientPrivilegeError, Cause(Trouble.REFUSED, "Our role may not use the database.")),
     (socket.gaierror, Cause(Trouble.REFUSED, "The host of the database cannot be found.")),

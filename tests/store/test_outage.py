@@ -24,6 +24,7 @@ GONE = ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 5432)")
         (asyncpg.InvalidCatalogNameError('database "x" does not exist'), "refused", "no database"),
         (asyncpg.InsufficientPrivilegeError("permission denied for schema public"), "refused", "may not"),
         (socket.gaierror(-2, "Name or service not known"), "refused", "host"),
+        (asyncpg.ClientConfigurationError("could not determine user name"), "refused", "URL"),
         (FULL, "full", "disk is full"),
         (GONE, "away", "not reachable"),
         (asyncpg.CannotConnectNowError("the database system is starting up"), "away", "starting"),
