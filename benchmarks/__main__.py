@@ -49,13 +49,13 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 @contextmanager
-def one_postgres(dsn: str | None, folder: Path) -> Iterator[str]:
-    """The server that all systems share; ours writes to disk like a production server would."""
+def one_postgres(dsn: str | None, folder: Path, *, durable: bool) -> Iterator[str]:
+    """The server that all systems share; ours writes to disk like a production server would, unless it is quick."""
     if dsn is not None:
         yield dsn
         return
     folder.chmod(0o711)  # started by root it may have to run as somebody else, who must get in
-    with EmbeddedPostgres(folder / "data", durable=True) as server:
+    with EmbeddedPostgres(folder / "data", durable=durable) as server:
         yield server.dsn
 
 
@@ -100,7 +100,7 @@ def main() -> int:
     progress = Console(stderr=True, style="dim")
     with (
         tempfile.TemporaryDirectory(prefix="foreman-bench-") as folder,
-        one_postgres(chosen.postgres, Path(folder)) as dsn,
+        one_postgres(chosen.postgres, Path(folder), durable=not chosen.quick) as dsn,
     ):
         lab = Lab(dsn, QUICK if chosen.quick else FULL, Path(folder))
         version = asyncio.run(postgres_version(dsn))

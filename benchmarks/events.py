@@ -39,7 +39,7 @@ class Sizes:
 
 
 FULL_SIZES = Sizes(32, 3000, 100, 100, 20.0, 2000, 20.0, 5000, 8.0, 28.0)
-QUICK_SIZES = Sizes(4, 200, 10, 10, 20.0, 50, 2.0, 100, 1.0, 6.0)
+QUICK_SIZES = Sizes(4, 200, 10, 10, 20.0, 50, 0.3, 100, 0.3, 2.0)
 
 
 def sizes(lab: Lab) -> Sizes:

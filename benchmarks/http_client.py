@@ -11,7 +11,7 @@ from typing import cast
 
 from benchmarks.processes import Service
 
-START_SECONDS = 60.0
+START_SECONDS = 180.0
 
 HEAD_END = b"\r\n\r\n"
 LENGTH = b"content-length: "

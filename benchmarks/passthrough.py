@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks import venvs
 from benchmarks.harness import Aim, Benchmark, Metric, System
 from benchmarks.http_client import ask, connect, until_answering
-from benchmarks.lab import Lab
+from benchmarks.lab import QUICK, Lab
 from benchmarks.measuring import Numbers, as_numbers
 from benchmarks.processes import free_port
 from benchmarks.stream_load import chat_body
@@ -50,7 +50,7 @@ async def _streams(lab: Lab, port: int, path: str, callers: int) -> Numbers:
         callers=callers,
         warmup=1,
         token=TOKEN,
-        calls=max(4, 20 // callers),
+        calls=3 if lab.scale == QUICK else max(4, 20 // callers),
     )
     return as_numbers(answer)
 

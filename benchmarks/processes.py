@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-SCRIPT_SECONDS = 180.0
+SCRIPT_SECONDS = 300.0
 STOP_SECONDS = 30.0
 MAX_LINE_BYTES = 16 * 1024 * 1024
 

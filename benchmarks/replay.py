@@ -26,7 +26,7 @@ WHERE queue = $1
 
 
 async def run_foreman(lab: Lab) -> Numbers:
-    letters, quiet_seconds = (500, 2.0) if lab.scale == QUICK else (100_000, 10.0)
+    letters, quiet_seconds = (500, 0.3) if lab.scale == QUICK else (100_000, 10.0)
     dsn = await lab.fresh_database("foreman")
     async with replica(lab, dsn, "replay") as server:
         await foreman.fill(server.port, letters, {"kind": "nobody-runs-this", "queue": QUEUE})
@@ -59,7 +59,7 @@ async def _replay(lab: Lab, server: Replica) -> tuple[float, list[tuple[float, f
     waiting = asyncio.ensure_future(_until_done(connection, path))
     answered: list[tuple[float, float]] = []
     while not waiting.done():
-        answered += await probe(lab, server, 5.0 if lab.scale != QUICK else 1.0)
+        answered += await probe(lab, server, 5.0 if lab.scale != QUICK else 0.3)
     ended = await waiting
     connection.transport.close()
     return ended - began, [each for each in answered if each[0] <= ended] or answered

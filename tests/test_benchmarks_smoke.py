@@ -22,7 +22,6 @@ RATE = Metric("per_second", "jobs/s", "higher")
 DELAY = Metric("p50_ms", "p50 ms", "lower")
 
 
-@pytest.mark.timeout(240)
 def test_a_quick_run_brings_numbers_out_of_every_benchmark(tmp_path):
     numbers = tmp_path / "numbers.json"
     own_systems = ["foreman", "bare route", "raw inserts"]
@@ -34,7 +33,7 @@ def test_a_quick_run_brings_numbers_out_of_every_benchmark(tmp_path):
         capture_output=True,
         text=True,
         check=False,
-        timeout=200,
+        timeout=800,
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
