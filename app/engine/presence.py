@@ -2,15 +2,18 @@
 
 from app.loops.loop import Loop
 from app.store.database import Database
+from app.store.remembered import Remembered
 from app.store.workers import Presence, seen
 
 WRITE_SECONDS = 5.0
+BATCH = 1000
 
 
 class PresenceBook:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._seen: dict[tuple[str, str], Presence] = {}
+        self._written: Remembered[tuple[str, str], None] = Remembered()
         self._own: Presence | None = None
         self._loop = Loop("presence", self._write, interval=WRITE_SECONDS)
 
@@ -25,13 +28,16 @@ class PresenceBook:
         self._own = own
 
     def saw(self, presence: Presence) -> None:
-        new = (presence.tenant, presence.name) not in self._seen
-        self._seen[presence.tenant, presence.name] = presence
-        if new:
+        """Somebody asked for work. Whoever is new is written down at once, the others every few seconds."""
+        who = (presence.tenant, presence.name)
+        self._seen[who] = presence
+        if who not in self._written:
+            self._written.put(who, None)
             self._loop.wake()
 
     async def _write(self) -> float | None:
         current, self._seen = self._seen, {}
-        for presence in [*current.values(), *([self._own] if self._own else [])]:
-            await seen(self._database, presence)
+        present = [*current.values(), *([self._own] if self._own else [])]
+        for first in range(0, len(present), BATCH):
+            await seen(self._database, present[first : first + BATCH], WRITE_SECONDS / 2)
         return None

@@ -1,10 +1,11 @@
 """Who is about: the presence of workers, for operators only."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 import asyncpg
+import orjson
 
 from app.store.database import Database
 
@@ -19,25 +20,26 @@ class Presence:
     version: str | None = None
 
 
+# As one document, because arrays of arrays must all have one length. In order of their names, so that two replicas
+# never wait for each other; and a row that another replica wrote just now is left as it is.
 SEEN = """
 INSERT INTO workers AS w (tenant, name, queues, kinds, concurrency, version)
-VALUES ($1, $2, $3, $4, $5, $6)
+SELECT tenant, name, queues, kinds, concurrency, version
+FROM json_to_recordset($1::json)
+    AS seen (tenant text, name text, queues text[], kinds text[], concurrency int, version text)
+ORDER BY tenant COLLATE "C", name COLLATE "C"
 ON CONFLICT (tenant, name) DO UPDATE SET
     queues = excluded.queues, kinds = excluded.kinds, concurrency = excluded.concurrency,
     version = coalesce(excluded.version, w.version), last_seen_at = now()
+WHERE w.last_seen_at < now() - $2 * interval '1 second'
+   OR (w.queues, w.kinds, w.concurrency) IS DISTINCT FROM (excluded.queues, excluded.kinds, excluded.concurrency)
 """
 
 
-async def seen(database: Database, presence: Presence) -> None:
-    await database.execute(
-        SEEN,
-        presence.tenant,
-        presence.name,
-        list(presence.queues),
-        list(presence.kinds),
-        presence.concurrency,
-        presence.version,
-    )
+async def seen(database: Database, present: Sequence[Presence], unless_within_seconds: float) -> None:
+    """Write down who was seen, unless nothing changed and somebody wrote it within that time."""
+    document = orjson.dumps([asdict(each) for each in present]).decode()
+    await database.execute(SEEN, document, unless_within_seconds)
 
 
 FORGET = "DELETE FROM workers WHERE last_seen_at < now() - interval '1 day'"
