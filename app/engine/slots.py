@@ -4,6 +4,7 @@ It holds what it has for as long as nobody else wants it. When another replica d
 does not use at the moment, down to nothing.
 """
 
+import asyncio
 import contextlib
 import secrets
 import time
@@ -31,7 +32,10 @@ class SlotKeeper:
         self._held: dict[str, int] = {}
         self._until: dict[str, float] = {}
         self._asked: dict[str, float] = {}
-        self._loop = Loop("slots", self._renew, interval=RENEW_SECONDS)
+        # What is believed here and what stands in the database are changed together, one change at a time: a
+        # slot that is being given back must not be taken again in between and then be believed to be held.
+        self._changing = asyncio.Lock()
+        self._loop = Loop("slots", self._renew, interval=RENEW_SECONDS, longest_retry=RENEW_SECONDS / 2)
 
     def start(self) -> None:
         self._loop.start()
@@ -54,11 +58,25 @@ class SlotKeeper:
         complete = self._held.get(target, 0) >= total and self._until.get(target, 0.0) > now
         if not complete and now - self._asked.get(target, 0.0) >= ASK_AGAIN_SECONDS:
             self._asked[target] = now
+            await self._take(target, total)
+        return min(self.free(target), max(0, total - self._running(target)))
+
+    async def confirm(self, target: str, total: int, jobs: int) -> int:
+        """How many of these jobs, which were claimed just now, have a slot.
+
+        Asked after the commit of the claim: from then on the others see them, whatever becomes of the hold.
+        """
+        if self.free(target) < jobs:
+            await self._take(target, total)
+        return min(jobs, self.free(target))
+
+    async def _take(self, target: str, total: int) -> None:
+        async with self._changing:
+            began = time.monotonic()
             self._held[target] = await take(
                 self._database, target, self._holder, total=total, wanted=total, lease_seconds=LEASE_SECONDS
             )
-            self._until[target] = now + LEASE_SECONDS - MARGIN_SECONDS
-        return min(self.free(target), max(0, total - self._running(target)))
+            self._until[target] = began + LEASE_SECONDS - MARGIN_SECONDS
 
     def forget(self, target: str) -> None:
         """Its number of slots changed: what is held is settled anew."""
@@ -66,8 +84,13 @@ class SlotKeeper:
         self._asked.pop(target, None)
 
     async def _renew(self) -> float | None:
+        async with self._changing:
+            await self._renew_and_give_back()
+        return None
+
+    async def _renew_and_give_back(self) -> None:
         if not self._held:
-            return None
+            return
         began = time.monotonic()
         rows = {
             row["target"]: row
@@ -85,4 +108,3 @@ class SlotKeeper:
                 keep[target] = self._held[target] = running
         if keep:
             await shrink(self._database, self._holder, keep)
-        return None

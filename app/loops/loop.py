@@ -21,8 +21,16 @@ class Loop:
     A database that is away is waited for quietly; a bug is logged with its trace and the loop goes on.
     """
 
-    def __init__(self, name: str, run_once: Callable[[], Awaitable[float | None]], interval: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        run_once: Callable[[], Awaitable[float | None]],
+        interval: float,
+        *,
+        longest_retry: float = MAX_RETRY_SECONDS,
+    ) -> None:
         self.name = name
+        self._longest_retry = longest_retry
         self._run_once = run_once
         self._interval = interval
         self._wake = asyncio.Event()
@@ -52,7 +60,9 @@ class Loop:
                 failures = 0
             except Exception as problem:
                 failures += 1
-                rest = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2 ** min(failures, 6)) * (0.5 + random.random())
+                rest = min(self._longest_retry, RETRY_SECONDS * 2 ** min(failures, 6)) * (
+                    0.5 + random.random()
+                )
                 if isinstance(problem, DatabaseUnavailable):
                     # Told once for the whole process (app/store/outage.py), not by each loop.
                     log.debug("loop.database_away", loop=self.name, retry_seconds=round(rest, 2))

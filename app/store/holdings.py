@@ -2,6 +2,9 @@
 
 A process holds slots under a lease of its own and runs jobs only on slots it holds, so a claim needs no
 look at the other replicas. Taking more is serialised per target; giving back and renewing are not.
+
+A slot is free when its call has ended. The hold of a process that is stalled runs out while its calls go on: until
+their leases run out as well, the jobs themselves are counted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,11 +15,28 @@ from app.store.database import Database
 
 LOCK = "SELECT pg_advisory_xact_lock(726134, hashtext($1))"
 
-# A statement, and so a snapshot, of its own: taken after the lock.
+# A statement, and so a snapshot, of its own: taken after the lock. All of the others' rows are locked, those that
+# seem to have expired as well: a renewal of one that is just on its way is waited for, and one that comes later finds
+# its row gone. A holder is a worker's name, a colon and eight digits.
 TAKE = """
-WITH others AS (
-    SELECT coalesce(sum(slots), 0) AS slots FROM target_holdings
-    WHERE target = $1 AND holder <> $2 AND expires_at > now()
+WITH theirs AS MATERIALIZED (
+    SELECT holder, slots, expires_at FROM target_holdings WHERE target = $1 AND holder <> $2
+    ORDER BY holder FOR UPDATE
+)
+, held AS (
+    SELECT left(holder, -9) AS worker, sum(slots) AS slots FROM theirs
+    WHERE expires_at > now()
+    GROUP BY 1
+)
+, running AS (
+    SELECT worker, count(*) AS jobs FROM jobs
+    WHERE state IN ('loading', 'working') AND runs_on = $1 AND lease_expires_at > now()
+      AND worker <> left($2, -9)
+    GROUP BY worker
+)
+, others AS (
+    SELECT coalesce(sum(greatest(held.slots, running.jobs)), 0)::int AS slots
+    FROM held FULL JOIN running ON running.worker = held.worker
 )
 , expired AS (DELETE FROM target_holdings WHERE target = $1 AND holder <> $2 AND expires_at <= now())
 , asked AS (
@@ -39,9 +59,14 @@ async def take(
         return int(await connection.fetchval(TAKE, target, holder, total, wanted, lease_seconds))
 
 
+# In the order of the targets, one after the other: so it never waits in a circle with those who take.
 RENEW = """
+WITH mine AS MATERIALIZED (
+    SELECT target FROM target_holdings WHERE holder = $1 AND target = ANY ($2::text[]) AND expires_at > now()
+    ORDER BY target FOR UPDATE
+)
 UPDATE target_holdings AS h SET expires_at = now() + $3 * interval '1 second'
-WHERE h.holder = $1 AND h.target = ANY ($2::text[]) AND h.expires_at > now()
+FROM mine WHERE h.holder = $1 AND h.target = mine.target
 RETURNING h.target, h.slots, h.wanted
 """
 
@@ -62,7 +87,8 @@ WHERE h.holder = $1 AND h.target = given.target
 
 async def shrink(database: Database, holder: str, keep: Mapping[str, int]) -> None:
     """Give back all but so many slots of each target."""
-    await database.execute(SHRINK, holder, list(keep), list(keep.values()))
+    targets = sorted(keep)
+    await database.execute(SHRINK, holder, targets, [keep[target] for target in targets])
 
 
 RELEASE = "DELETE FROM target_holdings WHERE holder = $1"
