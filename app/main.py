@@ -198,7 +198,12 @@ class Foreman:
             self.scribe,
             Leases(self.database),
             ClaimDesk(
-                self.database, self.hub, self.queues.claims, settings.poll_seconds, settings.lease_seconds
+                self.database,
+                self.hub,
+                self.queues.claims,
+                self.settler,
+                settings.poll_seconds,
+                settings.lease_seconds,
             ),
             self.presence,
             newest_revision(),
@@ -300,6 +305,7 @@ class Foreman:
         for stop in (
             self.begin_stop,
             self.intake.drain,
+            self.house.claim_desk.drain,
             self.settler.drain,
             self.scribe.drain,
             lambda: self.webhooks.stop(grace),

@@ -26,6 +26,7 @@ from app.api.worker_schemas import (
     as_settlement,
     decode,
 )
+from app.engine.claimdesk import AnyLane, Claimer, Lanes
 from app.errors import InvalidRequest, LeaseLost, NotFound
 from app.jobs import verbatim
 from app.jobs.ids import is_id
@@ -57,59 +58,48 @@ async def claim(request: Request) -> Response:
             wanted.version,
         )
     )
-    lanes = await _lanes(house, wanted, tenant)
-    seat = Seat(wanted.worker, wanted.limit, wanted.lease_seconds or 0)
-    claimed = await _claim_unless_gone(request, house, wanted, lanes, seat)
+    claimer = Claimer(
+        list(dict.fromkeys(wanted.queues)),
+        _lanes(wanted, tenant),
+        Seat(wanted.worker, wanted.limit, wanted.lease_seconds or 0),
+    )
+    claimed = await _claim_unless_gone(request, house, claimer, wanted.wait_seconds)
     documents = [{**job_document(job), "lease_token": job["lease_token"]} for job in claimed]
     return json_response(dump({"jobs": documents}))
 
 
-async def _lanes(house: House, wanted: ClaimRequest, tenant: str) -> list[str]:
+def _lanes(wanted: ClaimRequest, tenant: str) -> Lanes:
     kinds = wanted.kinds
     if kinds is None:
-        # No kinds named: whatever has work now that is not Foreman's own to run.
-        mine = await house.claim_desk.any_lanes(wanted.queues)
-        return [lane for lane in mine if "|" not in lane and lane not in {"noop", "http"}] or [
-            kind_lane("any", tenant)
-        ]
+        return AnyLane(tenant)
     own = sorted(LLM_KINDS.intersection(kinds))
     if own:
         raise invalid("kinds", f"{', '.join(own)} jobs are run by Foreman itself, on its targets")
-    return [kind_lane(kind, tenant) for kind in dict.fromkeys(kinds)]
+    return tuple(kind_lane(kind, tenant) for kind in dict.fromkeys(kinds))
 
 
 async def _claim_unless_gone(
-    request: Request, house: House, wanted: ClaimRequest, lanes: list[str], seat: Seat
+    request: Request, house: House, claimer: Claimer, wait_seconds: float
 ) -> list[asyncpg.Record]:
-    """Jobs for a claimer that hung up while it waited go back to the queue at once."""
-    claiming = house.claim_desk.claim(list(dict.fromkeys(wanted.queues)), lanes, seat, wanted.wait_seconds)
-    if wanted.wait_seconds == 0:
-        return await claiming
-    task = asyncio.ensure_future(claiming)
-    gone = asyncio.ensure_future(request.receive())
+    """Jobs for a claimer that hung up before its answer was ready go back to the queue at once."""
+    watch = asyncio.create_task(_watch(request, claimer)) if wait_seconds > 0 else None
+    claimed: list[asyncpg.Record] = []
+    answers = False
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-        claimed = [] if task.cancelled() else await _result(task)
-        if gone.done() and claimed:
-            await house.settler.settle_many([_give_back(job) for job in claimed])
-            return []
-        return claimed
+        claimed = await house.claim_desk.claim(claimer, wait_seconds)
+        answers = not claimed or not await request.is_disconnected()
     finally:
-        gone.cancel()
+        if watch is not None:
+            watch.cancel()
+        if not answers:
+            house.claim_desk.give_back(claimed)
+    return claimed if answers else []
 
 
-async def _result(task: "asyncio.Future[list[asyncpg.Record]]") -> list[asyncpg.Record]:
-    try:
-        return await task
-    except asyncio.CancelledError:
-        return []
-
-
-def _give_back(job: asyncpg.Record) -> Any:
-    body = orjson.dumps({"lease_token": job["lease_token"], "reason": "claimer_gone"})
-    return as_settlement(job["id"], decode(body, SHAPES["release"], 64), body)
+async def _watch(request: Request, claimer: Claimer) -> None:
+    """After its body a request says one thing only: that its client is gone."""
+    await request.receive()
+    claimer.leave()
 
 
 def _settling_route(verb: str) -> None:

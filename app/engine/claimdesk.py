@@ -3,104 +3,238 @@
 Claims for the same queue and lanes that come in together are one statement (natural batching), and its
 jobs are dealt out in the order of asking. A claimer that goes away empty-handed may wait: it is woken
 when work is announced, and looks again by itself in case the announcement was lost.
+
+What was claimed for somebody who is gone when the answer comes goes back to its queue at once.
 """
 
 import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import asyncpg
+import structlog
 
+from app.engine.settler import Settler
+from app.errors import Unavailable
 from app.events.hub import Hub
+from app.jobs.lanes import worker_tenant
+from app.jobs.states import Verb
 from app.loops.batcher import Batcher
-from app.store.claims import ROOM, Claims, Seat, heads
+from app.store.claims import ROOM, SETTINGS, Claims, Seat, heads_of
 from app.store.database import Database
+from app.store.remembered import Remembered
+from app.store.settle import Settlement
 from app.telemetry import CLAIMED
 
-MAX_SEATS = 1000
-# Lanes that nobody has asked for in a while are forgotten with their batcher.
-MAX_COUNTERS = 1000
+log = structlog.get_logger()
 
-Place = tuple[str, tuple[str, ...]]
+MAX_SEATS = 1000
+# Batchers of queues and lanes that nobody has asked for in a while are forgotten.
+MAX_COUNTERS = 1000
+DRAIN_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class AnyLane:
+    """In the place of lanes: whatever workers of this tenant may run, kinds never seen before included."""
+
+    tenant: str
+
+
+Lanes = tuple[str, ...] | AnyLane
+Jobs = list[asyncpg.Record]
+
+
+@dataclass(slots=True, eq=False)
+class Claimer:
+    """Somebody who asks. `leave` when nobody will hear the answer."""
+
+    queues: Sequence[str]
+    lanes: Lanes
+    seat: Seat
+    gone: bool = False
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def leave(self) -> None:
+        self.gone = True
+        self.woken.set()
 
 
 class ClaimDesk:
     def __init__(
-        self, database: Database, hub: Hub, claims: Claims, poll_seconds: float, lease_seconds: float
+        self,
+        database: Database,
+        hub: Hub,
+        claims: Claims,
+        settler: Settler,
+        poll_seconds: float,
+        lease_seconds: float,
     ) -> None:
         self._database = database
         self._hub = hub
         self._poll_seconds = poll_seconds
         self._claims = claims
+        self._settler = settler
         self._lease_seconds = lease_seconds
-        self._counters: dict[Place, Batcher[Seat, list[asyncpg.Record]]] = {}
-        self._waiting: dict[tuple[str, str], set[asyncio.Event]] = {}
+        self._counters: Remembered[tuple[str, Lanes], Batcher[Seat, Jobs]] = Remembered(MAX_COUNTERS)
+        # By queue, then by what they wait for there.
+        self._waiting: dict[str, dict[str | AnyLane, set[Claimer]]] = {}
+        # The loop keeps only weak references to tasks.
+        self._tasks: set[asyncio.Task[None]] = set()
         hub.on_work(self._work_ready)
 
-    async def claim(
-        self, queues: Sequence[str], lanes: Sequence[str], seat: Seat, wait_seconds: float
-    ) -> list[asyncpg.Record]:
+    async def claim(self, claimer: Claimer, wait_seconds: float) -> Jobs:
         """Up to `seat.limit` jobs; waits for the first one if there is none."""
+        if wait_seconds <= 0:
+            return await self._look(claimer)
         ends = time.monotonic() + wait_seconds
-        woken = asyncio.Event()
-        places = [(queue, lane) for queue in queues for lane in lanes]
-        for place in places:
-            self._waiting.setdefault(place, set()).add(woken)
+        self._register(claimer)
         try:
             while True:
                 # Cleared before the look: what is announced from here on is not missed.
-                woken.clear()
-                claimed = await self._look(queues, lanes, seat)
+                claimer.woken.clear()
+                if claimer.gone:
+                    return []
+                claimed = await self._look(claimer)
                 left = ends - time.monotonic()
                 if claimed or left <= 0 or self._hub.closing:
                     return claimed
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(woken.wait(), min(left, self._rest(queues)))
+                    await asyncio.wait_for(claimer.woken.wait(), min(left, self._rest(claimer.queues)))
         finally:
-            for place in places:
-                events = self._waiting[place]
-                events.discard(woken)
-                if not events:
-                    del self._waiting[place]
+            self._unregister(claimer)
+
+    async def drain(self) -> None:
+        """Until what was claimed for those who are gone has gone back, if the database answers."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=DRAIN_SECONDS)
+
+    def give_back(self, jobs: Jobs) -> None:
+        """Return to the queue what nobody waits for any more; by way of the settler, which keeps trying."""
+        for job in jobs:
+            self._spawn(job)
+
+    # -- waiting -------------------------------------------------------------------------------------
+
+    def _register(self, claimer: Claimer) -> None:
+        for queue in claimer.queues:
+            places = self._waiting.setdefault(queue, {})
+            for lane in _lanes_of(claimer):
+                places.setdefault(lane, set()).add(claimer)
+
+    def _unregister(self, claimer: Claimer) -> None:
+        for queue in claimer.queues:
+            places = self._waiting[queue]
+            for lane in _lanes_of(claimer):
+                places[lane].discard(claimer)
+                if not places[lane]:
+                    del places[lane]
+            if not places:
+                del self._waiting[queue]
+
+    def _work_ready(self, queue: str, lane: str) -> None:
+        if lane == ROOM:
+            self._claims.place_freed(queue)
+        places = self._waiting.get(queue)
+        if not places:
+            return
+        if lane in {ROOM, SETTINGS}:
+            for waiting in places.values():
+                _wake(waiting)
+            return
+        if self._claims.closed_seconds(queue) is not None:
+            # New work in a queue that is held back: nobody has to be woken for that.
+            return
+        _wake(places.get(lane, ()))
+        tenant = worker_tenant(lane)
+        if tenant is not None:
+            _wake(places.get(AnyLane(tenant), ()))
 
     def _rest(self, queues: Sequence[str]) -> float:
         """Until the next look, when nobody says that there is something."""
         closed = [self._claims.closed_seconds(queue) for queue in queues]
         return min([self._poll_seconds, *(seconds for seconds in closed if seconds is not None)])
 
-    async def any_lanes(self, queues: Sequence[str]) -> list[str]:
-        """The lanes that have work in these queues now."""
-        return sorted({head.lane for head in await heads(self._database) if head.queue in queues})
+    # -- looking -------------------------------------------------------------------------------------
 
-    async def _look(self, queues: Sequence[str], lanes: Sequence[str], seat: Seat) -> list[asyncpg.Record]:
-        claimed: list[asyncpg.Record] = []
-        for queue in queues:
-            room = seat.limit - len(claimed)
-            if room > 0:
-                lease_seconds = seat.lease_seconds or self._claims.lease_seconds(queue, self._lease_seconds)
-                claimed += await self._counter(queue, tuple(lanes)).put(
-                    Seat(seat.worker, room, lease_seconds)
-                )
+    async def _look(self, claimer: Claimer) -> Jobs:
+        """Ask each queue in turn. One that fails is left out, unless all of them do."""
+        claimed: Jobs = []
+        problem: Exception | None = None
+        answered = False
+        for queue in claimer.queues:
+            room = claimer.seat.limit - len(claimed)
+            if room <= 0 or claimer.gone:
+                break
+            try:
+                claimed += await self._ask(queue, claimer.lanes, self._seat(claimer, queue, room))
+                answered = True
+            except asyncio.CancelledError:
+                self.give_back(claimed)
+                raise
+            except Exception as error:
+                problem = error
+                if not isinstance(error, Unavailable):
+                    log.exception("claim.queue_failed", queue=queue)
+        if claimer.gone:
+            self.give_back(claimed)
+            return []
+        if problem is not None and not answered:
+            raise problem
         return claimed
 
-    def _counter(self, queue: str, lanes: tuple[str, ...]) -> Batcher[Seat, list[asyncpg.Record]]:
+    def _seat(self, claimer: Claimer, queue: str, room: int) -> Seat:
+        lease_seconds = claimer.seat.lease_seconds or self._claims.lease_seconds(queue, self._lease_seconds)
+        return replace(claimer.seat, limit=room, lease_seconds=lease_seconds)
+
+    async def _ask(self, queue: str, lanes: Lanes, seat: Seat) -> Jobs:
+        answer = self._counter(queue, lanes).submit(seat)
+        try:
+            # The statement is not this claimer's alone and goes on without it; so does what it brings.
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            answer.add_done_callback(self._unheard)
+            raise
+
+    def _unheard(self, answer: "asyncio.Future[Jobs]") -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            self.give_back(answer.result())
+
+    def _spawn(self, job: asyncpg.Record) -> None:
+        task = asyncio.create_task(self._release(job))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _release(self, job: asyncpg.Record) -> None:
+        try:
+            await self._settler.settle_surely(
+                Settlement(job["id"], job["lease_token"], Verb.RELEASE, reason="claimer_gone")
+            )
+        except Unavailable:
+            # The lease decides.
+            log.warning("claim.not_given_back", job_id=job["id"])
+
+    def _counter(self, queue: str, lanes: Lanes) -> Batcher[Seat, Jobs]:
         counter = self._counters.get((queue, lanes))
         if counter is None:
-            if len(self._counters) >= MAX_COUNTERS:
-                self._counters.pop(next(iter(self._counters)))
 
-            async def flush(seats: Sequence[Seat]) -> Sequence[list[asyncpg.Record] | Exception]:
+            async def flush(seats: Sequence[Seat]) -> Sequence[Jobs | Exception]:
                 return await self._claim(queue, lanes, seats)
 
             counter = Batcher(flush, max_weight=MAX_SEATS, weight=lambda seat: seat.limit)
-            self._counters[queue, lanes] = counter
+            self._counters.put((queue, lanes), counter)
         return counter
 
-    async def _claim(
-        self, queue: str, lanes: Sequence[str], seats: Sequence[Seat]
-    ) -> list[list[asyncpg.Record] | Exception]:
-        claimed = await self._claims.claim(queue, lanes, seats, whole=True)
+    async def _claim(self, queue: str, lanes: Lanes, seats: Sequence[Seat]) -> list[Jobs | Exception]:
+        if isinstance(lanes, AnyLane):
+            # Looked up each time: what there is to run is not known in advance.
+            found = await heads_of(self._database, [queue])
+            names = [head.lane for head in found if worker_tenant(head.lane) == lanes.tenant]
+        else:
+            names = list(lanes)
+        claimed = await self._claims.claim(queue, names, seats, whole=True) if names else []
         CLAIMED.inc(len(claimed))
         if claimed:
             self._hub.jobs_changed([record["id"] for record in claimed])
@@ -108,26 +242,21 @@ class ClaimDesk:
                 [(record["id"], record["webhook_url"]) for record in claimed if record["webhook_url"]]
             )
         # The statement seated its rows in an order of its own; the worker's name on each tells whose it is.
-        by_worker: dict[tuple[str, float], list[asyncpg.Record]] = {}
+        by_worker: dict[tuple[str, float], Jobs] = {}
         for record in claimed:
             by_worker.setdefault((record["worker"], record["lease_seconds"]), []).append(record)
-        dealt: list[list[asyncpg.Record] | Exception] = []
+        dealt: list[Jobs | Exception] = []
         for seat in seats:
             pile = by_worker.get((seat.worker, seat.lease_seconds), [])
             dealt.append(pile[: seat.limit])
             del pile[: seat.limit]
         return dealt
 
-    def _work_ready(self, queue: str, lane: str) -> None:
-        if lane == ROOM:
-            self._claims.place_freed(queue)
-            for (waited_for, _), events in self._waiting.items():
-                if waited_for == queue:
-                    for event in events:
-                        event.set()
-            return
-        if self._claims.closed_seconds(queue) is not None:
-            # New work in a queue that is held back: nobody has to be woken for that.
-            return
-        for event in self._waiting.get((queue, lane), ()):
-            event.set()
+
+def _lanes_of(claimer: Claimer) -> Sequence[str | AnyLane]:
+    return [claimer.lanes] if isinstance(claimer.lanes, AnyLane) else claimer.lanes
+
+
+def _wake(waiting: "set[Claimer] | tuple[()]") -> None:
+    for claimer in waiting:
+        claimer.woken.set()

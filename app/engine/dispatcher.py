@@ -9,20 +9,24 @@ import time
 from collections.abc import Sequence
 
 import asyncpg
+import structlog
 
 from app.engine.pools import Pool, is_llm_lane
 from app.engine.slots import SlotKeeper
 from app.engine.worker import Worker
+from app.errors import Unavailable
 from app.events.hub import Hub
 from app.executors.llm import LlmExecutor, UnservedExecutor
 from app.loops.loop import Loop
-from app.store.claims import Claims, Head, heads
+from app.store.claims import Claims, Head, HeadsWalk, Seat, heads_of
 from app.store.database import Database
 from app.store.targets import park, record_resident
 from app.targets.affinity import affinity_of, choose
 from app.targets.registry import Registry
 from app.targets.target import Target
 from app.telemetry import SWAPS, SWAPS_AVOIDED
+
+log = structlog.get_logger()
 
 UNSERVED_SLOTS = 64
 PARK_BATCH = 1000
@@ -49,11 +53,15 @@ class Dispatcher:
         self._patience = patience_seconds
         self._claims = claims
         self._pools: dict[str, tuple[Target, Pool]] = {}
+        # Pools of targets as they were configured before, while they still run jobs.
+        self._retired: list[Pool] = []
         self._unserved = self._pool("unserved", UNSERVED_SLOTS, None)
         self._slots = SlotKeeper(database, worker.name, self._running_on)
         self._poll_seconds = poll_seconds
-        # Where work was announced since the last look, and whether that look left any behind.
+        # Where work was announced since the last look, where that look saw some, whether it left any behind.
         self._hinted: set[tuple[str, str]] = set()
+        self._queues: set[str] = set()
+        self._walk = HeadsWalk(database)
         self._backlog = True
         self._looked = 0.0
         self._stopping = False
@@ -80,8 +88,8 @@ class Dispatcher:
             self._loop.wake()
 
     def _running_on(self, target: str) -> int:
-        known = self._pools.get(target)
-        return 0 if known is None else known[1].running + known[1].settling
+        pools = [pool for _, pool in self._pools.values()] + self._retired
+        return sum(pool.running + pool.settling for pool in pools if pool.name == target)
 
     def _targets_ready(self, work: list[tuple[str, str]]) -> None:
         if work:
@@ -108,21 +116,28 @@ class Dispatcher:
             return known[1]
         pool = self._pool(target.name, target.config.slots, target)
         self._slots.forget(target.name)
+        self._retired = [each for each in self._retired if each.running + each.settling]
+        if known is not None:
+            self._retired.append(known[1])
         self._pools[target.name] = (target, pool)
         return pool
 
     # -- one look ------------------------------------------------------------------------------------
 
     async def _round(self) -> float | None:
+        hinted, self._hinted = self._hinted, set()
         if self._stopping or self._registry.is_empty:
             return None
         now = time.monotonic()
-        hinted, self._hinted = self._hinted, set()
-        fresh = not self._backlog and now - self._looked < self._poll_seconds
-        if fresh and (not hinted or await self._serve_at_once(hinted)):
+        self._queues.update(queue for queue, _ in hinted)
+        polling = now - self._looked >= self._poll_seconds
+        if not (polling or self._backlog) and (not hinted or await self._serve_at_once(hinted)):
             return None
-        self._looked = now
-        waiting = [head for head in await heads(self._database) if is_llm_lane(head.lane)]
+        if polling:
+            self._looked = now
+            self._queues.update(head.queue for head in await self._walk.next_page() if is_llm_lane(head.lane))
+        waiting = [head for head in await heads_of(self._database, self._queues) if is_llm_lane(head.lane)]
+        self._queues = {head.queue for head in waiting}
         self._backlog = bool(waiting)
         if not waiting:
             return None
@@ -206,8 +221,12 @@ class Dispatcher:
     async def _claim(
         self, target: Target, pool: Pool, queue: str, lane: str, limit: int, resident: str
     ) -> list[asyncpg.Record]:
-        seat = self._worker.seat(queue, limit)
-        jobs = await self._claims.claim(queue, [lane], [seat], runs_on=target.name)
+        jobs = await self._claim_from(queue, [lane], self._worker.seat(queue, limit), runs_on=target.name)
+        if jobs:
+            # The claim may have outlasted the hold on the slots; what has none left goes back.
+            room = await self._slots.confirm(target.name, pool.slots, len(jobs))
+            await self._worker.give_back(jobs[room:])
+            jobs = jobs[:room]
         if jobs:
             target.breaker.passes()
             self._worker.begin(pool, jobs)
@@ -216,6 +235,18 @@ class Dispatcher:
                 target.resident = resident
                 await record_resident(self._database, target.name, resident)
         return jobs
+
+    async def _claim_from(
+        self, queue: str, lanes: Sequence[str], seat: Seat, *, runs_on: str | None = None
+    ) -> list[asyncpg.Record]:
+        """One queue's trouble is not the others'; when it is asked again is up to `Claims`."""
+        try:
+            return await self._claims.claim(queue, lanes, [seat], runs_on=runs_on)
+        except Unavailable:
+            raise
+        except Exception:
+            log.exception("dispatcher.claim_failed", queue=queue)
+            return []
 
     async def _care_for_the_rest(self, waiting: Sequence[Head]) -> bool:
         """Those whom no target that is awake can serve."""
@@ -244,6 +275,6 @@ class Dispatcher:
                 return True
             if not free:
                 return False
-            jobs = await self._claims.claim(queue, still, [self._worker.seat(queue, free)])
+            jobs = await self._claim_from(queue, still, self._worker.seat(queue, free))
             self._worker.begin(self._unserved, jobs)
         return False

@@ -14,6 +14,7 @@ from app.store.admission import Admission, Admitted
 from app.store.database import Database
 from app.store.enqueue import Receipt, Submission
 from app.store.queues import QueueBook
+from app.store.remembered import Remembered
 from app.telemetry import ENQUEUED, REFUSED, SKIPPED
 
 MAX_ROWS = 1000
@@ -35,7 +36,7 @@ class Intake:
         self._book = book
         self._gatekeeper = gatekeeper
         self._on_delayed = on_delayed
-        self._known_queues: set[str] = set()
+        self._known_queues: Remembered[str, None] = Remembered()
         self.admission = Admission(database, book)
         # Accepted since somebody last asked; for rates.
         self.accepted: Counter[str] = Counter()
@@ -100,10 +101,12 @@ class Intake:
 
     async def know_queues(self, submissions: Sequence[Submission]) -> None:
         """Remember new queues, so that operators find them."""
-        unknown = {job.queue for submission in submissions for job in submission.jobs} - self._known_queues
+        named = {job.queue for submission in submissions for job in submission.jobs}
+        unknown = [queue for queue in named if queue not in self._known_queues]
         if unknown:
-            await read.know_queues(self._database, list(unknown))
-            self._known_queues |= unknown
+            await read.know_queues(self._database, unknown)
+            for queue in unknown:
+                self._known_queues.put(queue, None)
 
     def announce(self, admitted: Admitted) -> None:
         """Tell everybody whom a committed admission concerns."""

@@ -24,7 +24,9 @@ class Pool:
         self.on_settled: Callable[[], None] = lambda: None
         self.executor = executor
         self.slots = slots
-        self._accepts = accepts
+        self.accepts = accepts
+        # Queues that may have work for it, and in which lanes.
+        self.known: dict[str, set[str]] = {}
         # Claimed and not yet executed to the end.
         self.running = 0
         # Executed, and waiting for their settlement to be committed.
@@ -36,7 +38,8 @@ class Pool:
         return max(0, min(self.slots - self.running, 2 * self.slots - self.running - self.settling))
 
     def lanes(self, known: Iterable[str]) -> list[str]:
-        return [lane for lane in known if self._accepts(lane)]
+        """Those that it runs as things are now: `echo` steps back when there are targets."""
+        return [lane for lane in known if self.accepts(lane)]
 
 
 def is_llm_lane(lane: str) -> bool:

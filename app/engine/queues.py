@@ -14,7 +14,7 @@ from app.engine.scheduler import Scheduler
 from app.events.hub import Hub
 from app.jobs.queue_settings import usual_retention
 from app.store.census import Census
-from app.store.claims import SETTINGS, Claims, heads
+from app.store.claims import SETTINGS, Claims, heads_of
 from app.store.database import Database
 from app.store.keys import Key
 from app.store.queues import QueueBook
@@ -77,7 +77,7 @@ class Queues:
 
     async def announce(self, queue: str) -> None:
         """Say what there is to claim in a queue that was paused until now."""
-        work = {(head.queue, head.lane) for head in await heads(self._database) if head.queue == queue}
+        work = {(head.queue, head.lane) for head in await heads_of(self._database, [queue])}
         if work:
             self._hub.work_ready(work)
 

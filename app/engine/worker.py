@@ -1,8 +1,8 @@
 """The worker: claim → run → settle, with bounded slots.
 
-What it knows of waiting work are hints (`_known`): queues and lanes that may have claimable jobs, told
-by the hub at once and looked up in the database at each poll. A claim that comes back short forgets
-its lanes again.
+What it knows of waiting work are hints: for each pool the queues, and in them the lanes, that may have jobs
+for it; told by the hub at once and looked up in the database at each poll. A claim that comes back short
+forgets its lanes again. What no pool runs is not remembered at all.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from app.executors.protocol import ClaimedJob
 from app.jobs.outcomes import Cancelled, JobError, Outcome, Released, Retry, Succeeded
 from app.jobs.states import Verb
 from app.loops.loop import Loop
-from app.store.claims import ROOM, SETTINGS, Claims, Seat, heads
+from app.store.claims import ROOM, SETTINGS, Claims, HeadsWalk, Seat
 from app.store.database import Database
 from app.store.settle import Settlement, heartbeat
 from app.telemetry import CLAIMED, RUNNING
@@ -33,6 +33,7 @@ from app.telemetry import CLAIMED, RUNNING
 log = structlog.get_logger()
 
 MAX_CLAIM = 500
+RENEW_RETRY_SECONDS = 0.5
 
 
 class LeaseLostError(Exception):
@@ -61,12 +62,23 @@ class Run:
         self._transcript().say(part)
 
     async def progress(self, **fields: Any) -> None:
-        if not await self._transcript().note("progress", fields, progress=fields):
-            self._lost()
+        await self._note("progress", fields, progress=fields)
 
     async def log(self, level: str, message: str) -> None:
-        if not await self._transcript().note("log", {"level": level, "message": message}):
-            self._lost()
+        await self._note("log", {"level": level, "message": message})
+
+    async def _note(
+        self, type_: str, data: dict[str, Any], *, progress: dict[str, Any] | None = None
+    ) -> None:
+        try:
+            held = await self._transcript().note(type_, data, progress=progress)
+        except Unavailable:
+            # As with output: what could not be written down is no reason to run the job once more.
+            log.warning("worker.note_not_written", job_id=self.job.id, type=type_)
+            return
+        if not held:
+            self.lease_lost = True
+            raise LeaseLostError
 
     def _transcript(self) -> Transcript:
         if self.transcript is None:
@@ -75,10 +87,6 @@ class Run:
 
     def open_feed(self) -> None:
         self._transcript().open()
-
-    def _lost(self) -> None:
-        self.lease_lost = True
-        raise LeaseLostError
 
 
 class Worker:
@@ -106,13 +114,16 @@ class Worker:
         self._claims = claims
         self._lease_seconds = lease_seconds
         self._poll_seconds = poll_seconds
-        self._known: dict[str, set[str]] = {}
+        self._walk = HeadsWalk(database)
         self._last_poll = 0.0
         self._runs: dict[str, Run] = {}
         self._stopping = False
         self._claimer = Loop("worker", self._claim_round, interval=poll_seconds)
         self._renew_seconds = min(lease_seconds / 3, 5)
-        self._keeper = Loop("lease-keeper", self._renew, interval=self._renew_seconds)
+        # Back soon after an outage: the sweepers wait for it, but not for long (store/sweep.py).
+        self._keeper = Loop(
+            "lease-keeper", self._renew, interval=self._renew_seconds, longest_retry=RENEW_RETRY_SECONDS
+        )
         # Read when it is asked for: counting up and down would cost more than a noop does.
         RUNNING.set_function(lambda: float(len(self._runs)))
         hub.on_work(self._work_ready)
@@ -145,50 +156,65 @@ class Worker:
     def _work_ready(self, queue: str, lane: str) -> None:
         if lane == ROOM:
             self._claims.place_freed(queue)
-        elif lane != SETTINGS:
-            self._known.setdefault(queue, set()).add(lane)
+        elif lane != SETTINGS and not self._learn(queue, lane):
+            return
         self._claimer.wake()
+
+    def _learn(self, queue: str, lane: str) -> bool:
+        """There may be work in this lane; whether it is for any of the pools."""
+        ours = False
+        for pool in self._pools:
+            if pool.accepts(lane):
+                pool.known.setdefault(queue, set()).add(lane)
+                ours = True
+        return ours
 
     async def _claim_round(self) -> float | None:
         now = time.monotonic()
         if now - self._last_poll >= self._poll_seconds:
             self._last_poll = now
-            for head in await heads(self._database):
-                self._known.setdefault(head.queue, set()).add(head.lane)
+            for head in await self._walk.next_page():
+                self._learn(head.queue, head.lane)
         again = False
         for pool in self._pools:
-            for queue in list(self._known):
-                if self._stopping:
-                    return None
-                lanes = pool.lanes(self._known.get(queue, ()))
-                if pool.free and lanes and self._claims.closed_seconds(queue) is None:
-                    again |= await self._claim(pool, queue, lanes)
-        return 0 if again else self._seconds_until_open()
+            again |= await self._claim_for(pool)
+        return 0 if again else min(self._poll_seconds, self._claims.seconds_until_open())
 
-    def _seconds_until_open(self) -> float | None:
-        """Until the first of the queues with known work may be asked again; None: the usual rest."""
-        closed = [self._claims.closed_seconds(queue) for queue in self._known]
-        return min([self._poll_seconds, *(seconds for seconds in closed if seconds is not None)])
+    async def _claim_for(self, pool: Pool) -> bool:
+        """Ask the queues with work for this pool, each in turn; True when there may be more."""
+        again = False
+        for queue in list(pool.known):
+            if self._stopping or not pool.free:
+                return False
+            if self._claims.closed_seconds(queue) is not None:
+                continue
+            try:
+                again |= await self._claim(pool, queue)
+            except Unavailable:
+                raise
+            except Exception:
+                # One queue's trouble is not the others'; when it is asked again is up to `Claims`.
+                log.exception("worker.claim_failed", queue=queue)
+        return again
 
-    async def _claim(self, pool: Pool, queue: str, lanes: list[str]) -> bool:
+    async def _claim(self, pool: Pool, queue: str) -> bool:
         """Claim up to the pool's free slots; True when there may be more."""
         limit = min(pool.free, MAX_CLAIM)
-        # Forgotten before the look, not after: a hint that comes in meanwhile must not be lost.
-        known = self._known[queue]
-        known.difference_update(lanes)
-        claimed = await self._claims.claim(queue, lanes, [self.seat(queue, limit)])
-        if claimed:
-            self.begin(pool, claimed)
-        if self._claims.closed_seconds(queue) is not None:
-            # Held back by a limit: there is more, for later.
-            known.update(lanes)
+        # Forgotten before the look, not after: a hint that comes in meanwhile must not be lost. Remembered
+        # behind the others, so that a queue that always has work does not keep the next one from its turn.
+        lanes = pool.lanes(pool.known.pop(queue))
+        if not lanes:
             return False
-        if len(claimed) == limit:
-            known.update(lanes)
-            return pool.free > 0
-        if not known:
-            self._known.pop(queue, None)
-        return False
+        more = True
+        try:
+            claimed = await self._claims.claim(queue, lanes, [self.seat(queue, limit)])
+            if claimed:
+                self.begin(pool, claimed)
+            more = len(claimed) == limit or self._claims.closed_seconds(queue) is not None
+        finally:
+            if more:
+                pool.known.setdefault(queue, set()).update(lanes)
+        return more and self._claims.closed_seconds(queue) is None and pool.free > 0
 
     # -- running -------------------------------------------------------------------------------------
 
@@ -204,6 +230,13 @@ class Worker:
         self._hub.webhooks_written(
             [(record["id"], record["webhook_url"]) for record in claimed if record["webhook_url"]]
         )
+
+    async def give_back(self, claimed: Sequence[asyncpg.Record]) -> None:
+        """Return to the queue what was claimed in this worker's name and cannot be run after all."""
+        if claimed:
+            await self._settler.settle_many(
+                [as_settlement(record["id"], record["lease_token"], Released()) for record in claimed]
+            )
 
     def _begin(self, run: Run) -> None:
         run.pool.running += 1

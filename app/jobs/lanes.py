@@ -47,3 +47,11 @@ def kind_lane(kind: str, tenant: str = DEFAULT_TENANT) -> str:
     if kind in BUILTIN_KINDS or tenant == DEFAULT_TENANT:
         return kind
     return f"{tenant}/{kind}"
+
+
+def worker_tenant(lane: str) -> str | None:
+    """Whose workers may take jobs of this lane; None for what Foreman runs itself. Kinds have no slash."""
+    if lane in BUILTIN_KINDS or parse_llm_lane(lane) is not None:
+        return None
+    tenant, _, _ = lane.rpartition("/")
+    return tenant or DEFAULT_TENANT

@@ -51,6 +51,10 @@ class Batcher(Generic[Item, Answer]):
 
     async def put(self, item: Item) -> Answer:
         """Wait until the item's batch was flushed; returns or raises what became of this item."""
+        return await self.submit(item)
+
+    def submit(self, item: Item) -> "asyncio.Future[Answer]":
+        """What becomes of this item, for those who have to know of it even when they stop waiting."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if self._flushes < self._in_flight:
@@ -58,7 +62,7 @@ class Batcher(Generic[Item, Answer]):
             task = asyncio.create_task(self._run())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return await future
+        return future
 
     async def drain(self) -> None:
         """Wait until nothing is waiting or in flight."""

@@ -5,18 +5,21 @@ its scan begins (the low-water mark). Where a transaction held open elsewhere ke
 from being removed, the mark steps over them, so a claim costs the same on the first day and the last.
 """
 
+import math
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 import asyncpg
 
+from app.errors import Unavailable
 from app.jobs.queue_settings import QueueRules
 from app.store import fair, limits
 from app.store.database import Database, Runner
 from app.store.queues import QueueBook
+from app.store.remembered import Remembered
 from app.store.tables import Job, columns_of
 from app.store.tail import EVENT_AND_OUTBOX
 
@@ -56,7 +59,7 @@ class LowWater:
     """Low-water marks per (queue, lane, rank), in memory: a hint that costs nothing when it is wrong."""
 
     def __init__(self) -> None:
-        self._marks: dict[tuple[str, str], _Marks] = {}
+        self._marks: Remembered[tuple[str, str], _Marks] = Remembered()
 
     def bands(self, queue: str, lanes: Sequence[str]) -> list[Band]:
         """Every rank is in exactly one band, best first, so priority holds across the lanes."""
@@ -76,21 +79,28 @@ class LowWater:
     ) -> None:
         """From what was claimed of these lanes, and whether there may be more."""
         for lane in lanes:
-            self._marks.setdefault((queue, lane), _Marks()).backlog = full
+            self._of(queue, lane).backlog = full
         lowest: dict[tuple[str, int], datetime] = {}
         for record in claimed:
             at = lowest.get((record["lane"], record["rank"]))
             if at is None or record["ready_at"] < at:
                 lowest[record["lane"], record["rank"]] = record["ready_at"]
         for (lane, rank), at in lowest.items():
-            self._marks.setdefault((queue, lane), _Marks()).by_rank[rank] = at
+            self._of(queue, lane).by_rank[rank] = at
 
     def _current(self, queue: str, lane: str) -> _Marks:
-        marks = self._marks.setdefault((queue, lane), _Marks())
+        marks = self._of(queue, lane)
         now = time.monotonic()
         if now - marks.renewed > MARK_SECONDS:
             marks.renewed = now
             marks.by_rank = dict.fromkeys(marks.by_rank, THE_BEGINNING)
+        return marks
+
+    def _of(self, queue: str, lane: str) -> _Marks:
+        marks = self._marks.get((queue, lane))
+        if marks is None:
+            marks = _Marks()
+            self._marks.put((queue, lane), marks)
         return marks
 
 
@@ -106,7 +116,7 @@ WITH due AS MATERIALIZED (
         SELECT id FROM jobs
         WHERE queue = $1 AND lane = band.lane AND state = 'queued' AND ready_at IS NOT NULL
           AND rank BETWEEN band.low AND band.high AND ready_at >= band.mark
-          AND (deadline IS NULL OR deadline > now())
+          AND (deadline IS NULL OR deadline > statement_timestamp())
         ORDER BY rank DESC, ready_at, id
         LIMIT $6
         FOR UPDATE SKIP LOCKED
@@ -115,24 +125,29 @@ WITH due AS MATERIALIZED (
     LIMIT $6
 )
 """
-# What is done with the jobs that are due. The lease never outlasts the attempt: see HEARTBEAT.
+# What is done with the jobs that are due. The lease never outlasts the attempt: see HEARTBEAT. It counts from
+# this statement, not from the transaction, which may have waited for a queue's lock for longer than a lease lasts.
+# Each lease has a secret of its own: hashes of one secret with each job's id, so that no claimer can make another's
+# token out of its own. (The server's own random numbers cost eight times as much where it reads them from a device.)
 _CLAIM_DUE = (
     """
 , seated AS (
-    SELECT due.id, due.seat, ($7::text[])[least(seat, cardinality($7::text[]))] AS worker,
+    SELECT due.id, ($7::text[])[least(seat, cardinality($7::text[]))] AS worker,
            ($8::float8[])[least(seat, cardinality($8::float8[]))] AS lease_seconds
     FROM (SELECT id, row_number() OVER () AS seat FROM due) AS due
 )
 , claimed AS (
     UPDATE jobs AS j SET
         state = 'loading', reason = NULL, worker = seated.worker, runs_on = $9,
-        lease_token = $10 || '-' || seated.seat, lease_seconds = seated.lease_seconds,
-        lease_expires_at = now() + least(seated.lease_seconds, j.max_duration_seconds) * interval '1 second',
-        attempt_expires_at = now() + j.max_duration_seconds * interval '1 second',
+        lease_token = encode(substring(sha256($10::bytea || convert_to(j.id, 'UTF8')) FROM 1 FOR 18), 'hex'),
+        lease_seconds = seated.lease_seconds,
+        lease_expires_at = statement_timestamp()
+            + least(seated.lease_seconds, j.max_duration_seconds) * interval '1 second',
+        attempt_expires_at = statement_timestamp() + j.max_duration_seconds * interval '1 second',
         attempt = j.attempt + 1, seq = j.seq + 1, progress = NULL,
-        started_at = coalesce(j.started_at, now()),
-        queued_seconds = j.queued_seconds + date_part('epoch', now() - j.entered_at),
-        entered_at = now(), updated_at = now()
+        started_at = coalesce(j.started_at, statement_timestamp()),
+        queued_seconds = j.queued_seconds + greatest(0, date_part('epoch', statement_timestamp() - j.entered_at)),
+        entered_at = statement_timestamp(), updated_at = statement_timestamp()
     FROM seated WHERE j.id = seated.id
     RETURNING j.*
 )
@@ -157,6 +172,10 @@ CLAIM_FAIRLY = fair.DUE + _CLAIM_DUE + _WHOLE
 ROOM, SETTINGS = "", "*"
 # How long a queue that runs all it may is left alone when nobody says that a place was freed.
 FULL_SECONDS = 1.0
+# A queue whose claim failed, other than by the database being away, is left alone for growing times.
+FAILURE = "failure"
+FAILURE_SECONDS = 0.25
+LONGEST_FAILURE_SECONDS = 30.0
 
 
 class Claims:
@@ -168,7 +187,8 @@ class Claims:
         self._book = QueueBook(database) if book is None else book
         self._low_water = LowWater()
         self._turns = fair.Turns()
-        self._closed: dict[str, tuple[str, float]] = {}
+        self._closed: Remembered[str, tuple[str, float]] = Remembered()
+        self._failures: Remembered[str, int] = Remembered()
         self._book.on_change(self.open)
 
     async def claim(
@@ -184,13 +204,37 @@ class Claims:
 
         The rows have the columns needed to run them, or with `whole` all there are.
         """
+        if self.closed_seconds(queue) is not None:
+            return []
+        try:
+            claimed = await self._claim_by_rules(queue, lanes, seats, runs_on, whole=whole)
+        except Unavailable:
+            raise
+        except Exception:
+            # Whatever is wrong with this queue, the others are asked as before, and it itself not at full speed.
+            failures = self._failures.get(queue) or 0
+            self._failures.put(queue, failures + 1)
+            pause = min(LONGEST_FAILURE_SECONDS, FAILURE_SECONDS * 2 ** min(failures, 10))
+            self._closed.put(queue, (FAILURE, time.monotonic() + pause))
+            raise
+        if len(self._failures):
+            self._failures.forget(queue)
+        return claimed
+
+    async def _claim_by_rules(
+        self,
+        queue: str,
+        lanes: Sequence[str],
+        seats: "Sequence[Seat]",
+        runs_on: str | None,
+        *,
+        whole: bool,
+    ) -> list[asyncpg.Record]:
         rules = self._book.rules(queue)
         if rules is None or not rules.shapes_claims:
             return await self._claim(self._database, queue, lanes, seats, runs_on, whole=whole)
         if not rules.limits_claims:
             return await self._claim_fairly(self._database, queue, lanes, seats, runs_on)
-        if self.closed_seconds(queue) is not None:
-            return []
         return await self._claim_within_limits(rules, lanes, seats, runs_on)
 
     async def _claim(
@@ -214,8 +258,7 @@ class Claims:
             [band.mark for band in bands],
             *_seating(seats),
             runs_on,
-            # One secret per statement, one number per job: as hard to guess as one secret per job.
-            secrets.token_urlsafe(18),
+            secrets.token_bytes(24),
         )
         self._low_water.learn(queue, claimed, lanes, full=len(claimed) == limit)
         return claimed
@@ -243,7 +286,7 @@ class Claims:
                 min(limit, fair.MAX_VALUES),
                 *_seating(seats),
                 runs_on,
-                secrets.token_urlsafe(18),
+                secrets.token_bytes(24),
             )
             self._turns.learn(queue, found)
             claimed += found
@@ -273,9 +316,8 @@ class Claims:
         gate = allowed.gate
         if gate is not None:
             reason, seconds = gate
-            self._closed[rules.name] = (
-                reason,
-                time.monotonic() + (FULL_SECONDS if seconds is None else seconds),
+            self._closed.put(
+                rules.name, (reason, time.monotonic() + (FULL_SECONDS if seconds is None else seconds))
             )
         return claimed
 
@@ -293,19 +335,26 @@ class Claims:
             return None
         seconds = closed[1] - time.monotonic()
         if seconds <= 0:
-            del self._closed[queue]
+            self._closed.forget(queue)
             return None
         return seconds
 
+    def seconds_until_open(self) -> float:
+        """Until the first of all that are held back may be asked again."""
+        left = [
+            seconds for queue in list(self._closed) if (seconds := self.closed_seconds(queue)) is not None
+        ]
+        return min(left, default=math.inf)
+
     def open(self, queue: str) -> None:
         """Something changed: ask again."""
-        self._closed.pop(queue, None)
+        self._closed.forget(queue)
 
     def place_freed(self, queue: str) -> None:
         """A job of this queue stopped running somewhere."""
         closed = self._closed.get(queue)
         if closed is not None and closed[0] == limits.MAX_RUNNING:
-            del self._closed[queue]
+            self._closed.forget(queue)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,11 +410,12 @@ class Head:
     id: str = ""
 
 
-# A loose index scan: one probe per (queue, lane) that has work, however much work that is.
+# A loose index scan: one probe per (queue, lane) that has work, however much work that is. With a page at a time
+# it costs the same however many there are.
 HEADS = """
 WITH RECURSIVE heads AS (
     (SELECT queue, lane, rank, ready_at, id FROM jobs
-     WHERE state = 'queued' AND ready_at IS NOT NULL
+     WHERE state = 'queued' AND ready_at IS NOT NULL AND (queue, lane) > ($1::text, $2::text)
      ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1)
     UNION ALL
     SELECT following.* FROM heads CROSS JOIN LATERAL (
@@ -374,16 +424,57 @@ WITH RECURSIVE heads AS (
         ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1
     ) AS following
 )
-SELECT heads.*, date_part('epoch', now() - heads.ready_at) AS waited_seconds
-FROM heads LEFT JOIN queues ON queues.name = heads.queue
-WHERE queues.paused_at IS NULL
-LIMIT 10000
+SELECT page.*, date_part('epoch', now() - page.ready_at) AS waited_seconds, queues.paused_at IS NOT NULL AS paused
+FROM (SELECT * FROM heads LIMIT $3) AS page LEFT JOIN queues ON queues.name = page.queue
+ORDER BY page.queue, page.lane
+"""
+PAGE = 5000
+
+
+class HeadsWalk:
+    """Goes over the heads of all lanes that have claimable work, a page at each call, round and round."""
+
+    def __init__(self, database: Database, page: int = PAGE) -> None:
+        self._database = database
+        self._page = page
+        self._after = ("", "")
+
+    async def next_page(self) -> list[Head]:
+        """The next so many; those of paused queues are left out."""
+        rows = await self._database.fetch(HEADS, *self._after, self._page)
+        self._after = (rows[-1]["queue"], rows[-1]["lane"]) if len(rows) == self._page else ("", "")
+        return [_head(row) for row in rows if not row["paused"]]
+
+
+# The same within these queues only.
+HEADS_OF = """
+SELECT asked.queue, head.lane, head.rank, head.ready_at, head.id,
+       date_part('epoch', now() - head.ready_at) AS waited_seconds
+FROM unnest($1::text[]) AS asked (queue) CROSS JOIN LATERAL (
+    WITH RECURSIVE heads AS (
+        (SELECT lane, rank, ready_at, id FROM jobs
+         WHERE queue = asked.queue AND state = 'queued' AND ready_at IS NOT NULL AND lane > ''
+         ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1)
+        UNION ALL
+        SELECT following.* FROM heads CROSS JOIN LATERAL (
+            SELECT lane, rank, ready_at, id FROM jobs
+            WHERE queue = asked.queue AND state = 'queued' AND ready_at IS NOT NULL AND lane > heads.lane
+            ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1
+        ) AS following
+    )
+    SELECT * FROM heads
+) AS head
+WHERE NOT EXISTS (SELECT 1 FROM queues WHERE name = asked.queue AND paused_at IS NOT NULL)
 """
 
 
-async def heads(database: Database) -> list[Head]:
-    """The head of every lane that has claimable work, in queues that are not paused."""
-    return [Head(**record) for record in await database.fetch(HEADS)]
+async def heads_of(database: Database, queues: Collection[str]) -> list[Head]:
+    """The head of every lane that has claimable work in these queues, unless they are paused."""
+    return [_head(row) for row in await database.fetch(HEADS_OF, list(queues))]
+
+
+def _head(row: asyncpg.Record) -> Head:
+    return Head(row["queue"], row["lane"], row["rank"], row["ready_at"], row["waited_seconds"], row["id"])
 
 
 # A loose index scan: one probe per queue that has waiting jobs, which finds the first of them to come due.

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import asyncpg
 
+from app.store.remembered import Remembered
+
 # A claim looks at this many values at most, and shares out what is left in this many rounds.
 MAX_VALUES = 500
 MAX_ROUNDS = 6
@@ -68,7 +70,7 @@ WITH turns AS MATERIALIZED (
         SELECT id FROM jobs
         WHERE queue = $1 AND lane = turns.lane AND rank = $4 AND {_CLAIMABLE}
           AND fair_value >= turns.fair_value AND fair_value <= turns.fair_value
-          AND (deadline IS NULL OR deadline > now())
+          AND (deadline IS NULL OR deadline > statement_timestamp())
         ORDER BY fair_value, ready_at, id LIMIT quota.jobs
         FOR UPDATE SKIP LOCKED
     ) AS found
@@ -83,11 +85,11 @@ class Turns:
     """Whose turn it was last, by queue and lane; in memory, since it only has to move on from claim to claim."""
 
     def __init__(self) -> None:
-        self._served: dict[tuple[str, str], str] = {}
+        self._served: Remembered[tuple[str, str], str] = Remembered()
 
     def served(self, queue: str, lanes: Sequence[str]) -> list[str]:
-        return [self._served.get((queue, lane), "") for lane in lanes]
+        return [self._served.get((queue, lane)) or "" for lane in lanes]
 
     def learn(self, queue: str, claimed: Sequence[asyncpg.Record]) -> None:
         for record in claimed:
-            self._served[queue, record["lane"]] = record["fair_value"]
+            self._served.put((queue, record["lane"]), record["fair_value"])

@@ -255,7 +255,8 @@ class Lease:
 
 
 # Only columns without an index change, so the update stays on its page. Never past the attempt's end:
-# a worker that hangs but still breathes loses its lease by the same rule as one that died.
+# a worker that hangs but still breathes loses its lease by the same rule as one that died. Counted from the moment
+# at which the row's lock was got: somebody may have held it for longer than the lease lasts.
 HEARTBEAT = """
 WITH held AS (
     SELECT j.id, input.seconds
@@ -268,7 +269,7 @@ WITH held AS (
 )
 UPDATE jobs AS j SET
     lease_expires_at = least(
-        now() + coalesce(held.seconds, j.lease_seconds, 30) * interval '1 second', j.attempt_expires_at
+        clock_timestamp() + coalesce(held.seconds, j.lease_seconds, 30) * interval '1 second', j.attempt_expires_at
     )
 FROM held WHERE j.id = held.id
 RETURNING j.id, j.lease_token, j.lease_expires_at, j.cancel_requested_at IS NOT NULL AS cancel_requested, j.deadline

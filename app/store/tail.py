@@ -16,11 +16,13 @@ ANNOUNCED = """
 # Host and port as they stand in the URL: what deliveries are queued and limited by.
 WEBHOOK_HOST = "coalesce(lower(substring(webhook_url FROM '^[^:]+://([^/?#]+)')), '')"
 
+# At the moment of the statement: a transaction may have waited for a lock since its now(), while another's event of
+# the same job was written.
 EVENT_AND_OUTBOX = (
     f"""
 , logged AS (
     INSERT INTO events (job_id, seq, type, state, reason, data, at)
-    SELECT id, seq, type, state, verb, data, now() FROM moved
+    SELECT id, seq, type, state, verb, data, statement_timestamp() FROM moved
 )
 , outbox AS (
     INSERT INTO deliveries (job_id, seq, type, host)

@@ -2,17 +2,31 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from datetime import timedelta
 
 import asyncpg
 import pytest
 
 from app.store import claims as claims_module
-from app.store.claims import Claims, Seat, heads, promote, seconds_until_next_due
+from app.store.claims import Claims, Head, HeadsWalk, Seat, heads_of, promote, seconds_until_next_due
 from app.store.database import Database
+from app.store.keys import lock, lock_number
+from app.store.queues import QueueBook, configure
 from app.store.settle import heartbeat
 from tests.store import invariants
 from tests.store.making import backdate, claim, job, log_of, put, put_one, row_of, running, states_of
+
+
+async def heads(database: Database) -> list[Head]:
+    """By way of all queues, and of those that have jobs; they must agree."""
+    queues = [row["queue"] for row in await database.fetch("SELECT DISTINCT queue FROM jobs ORDER BY 1")]
+    walked = await HeadsWalk(database).next_page()
+    asked = await heads_of(database, queues)
+    assert [(head.queue, head.lane, head.id) for head in walked] == [
+        (head.queue, head.lane, head.id) for head in asked
+    ]
+    return walked
 
 
 def ids(records: list[asyncpg.Record]) -> list[str]:
@@ -318,3 +332,85 @@ async def test_with_more_queues_than_a_round_has_room_for_each_has_its_turn(data
     while (await promote(database, limit=5)).work:
         pass
     assert await database.fetchval("SELECT count(*) FROM jobs WHERE ready_at IS NULL") == 0
+
+
+# -- the moment from which a lease counts -----------------------------------------------------------------
+
+
+async def until_blocked(database: Database) -> None:
+    """Somebody waits for a lock in this database."""
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    async with asyncio.timeout(25):
+        while await database.fetchval(waiting) is None:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_lease_counts_from_when_the_queues_lock_was_got(database: Database) -> None:
+    book = QueueBook(database)
+    await configure(database, "default", {"max_running": 5})
+    await book.refresh()
+    async with database.transaction() as other:
+        await lock(other, [lock_number("claim", "default")])
+        claiming = asyncio.create_task(claim(database, lease_seconds=2, claims=Claims(database, book)))
+        await until_blocked(database)
+        # Enqueued while the claim waits: nothing may seem to have happened before that.
+        job_id = await put_one(database)
+        released_at = await other.fetchval("SELECT clock_timestamp()")
+    assert ids(await claiming) == [job_id]
+    row = await row_of(database, job_id)
+    assert row["lease_expires_at"] >= released_at + timedelta(seconds=2)
+    assert row["lease_expires_at"] - row["started_at"] == timedelta(seconds=2)
+    assert row["started_at"] >= released_at
+    assert row["queued_seconds"] >= 0
+    events = await database.fetch("SELECT at FROM events WHERE job_id = $1 ORDER BY seq", job_id)
+    assert events[0]["at"] < released_at <= events[1]["at"]
+
+
+async def test_a_renewed_lease_counts_from_when_the_rows_lock_was_got(database: Database) -> None:
+    job_id, token = await running(database)
+    async with database.transaction() as other:
+        await other.execute("SELECT 1 FROM jobs WHERE id = $1 FOR UPDATE", job_id)
+        renewing = asyncio.create_task(heartbeat(database, [(job_id, token)], [2]))
+        await until_blocked(database)
+        released_at = await other.fetchval("SELECT clock_timestamp()")
+    assert (await renewing)[job_id].expires_at >= released_at + timedelta(seconds=2)
+
+
+# -- many queues ------------------------------------------------------------------------------------------
+
+
+async def test_the_walk_over_the_heads_comes_to_every_lane_however_many_there_are(database: Database) -> None:
+    await put(database, *(job(queue=f"q{n}", lane=lane) for n in range(6) for lane in "ab"))
+    await database.execute("INSERT INTO queues (name, paused_at) VALUES ('q3', now())")
+    walk = HeadsWalk(database, page=5)
+    pages = [[(head.queue, head.lane) for head in await walk.next_page()] for _ in range(4)]
+    assert [len(page) for page in pages] == [5, 3, 2, 5]
+    assert sorted(pages[0] + pages[1] + pages[2]) == [
+        (f"q{n}", lane) for n in range(6) for lane in "ab" if n != 3
+    ]
+    assert pages[3] == pages[0]
+
+
+async def test_a_queue_whose_claim_fails_is_left_alone_for_a_growing_while(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = Claims(database)
+    job_id = await put_one(database)
+    await database.execute("UPDATE jobs SET max_duration_seconds = 1e300")
+    pauses = []
+    for _ in range(3):
+        with pytest.raises(asyncpg.PostgresError):
+            await claim(database, claims=claims)
+        pauses.append(claims.closed_seconds("default") or 0)
+        # Meanwhile nobody asks the database.
+        assert await claim(database, claims=claims) == []
+        monkeypatch.setattr(claims_module.time, "monotonic", _later(claims_module.time.monotonic, 60))
+    assert pauses == sorted(pauses)
+    assert pauses[2] > 2 * pauses[0]
+    await database.execute("UPDATE jobs SET max_duration_seconds = NULL")
+    assert ids(await claim(database, claims=claims)) == [job_id]
+    assert claims.closed_seconds("default") is None
+
+
+def _later(clock: Callable[[], float], seconds: float) -> Callable[[], float]:
+    return lambda: clock() + seconds

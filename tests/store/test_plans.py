@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 
 from app.jobs.ids import id_floor
-from app.store.claims import HEADS, NEXT_DUE, PROMOTE, Claims, Seat
+from app.store.claims import HEADS, HEADS_OF, NEXT_DUE, PROMOTE, Claims, Seat
 from app.store.database import IN_ORDER, Database
 from app.store.embedded import EmbeddedPostgres
 from app.store.read import GET, MAX_LOOKED, POSITION, SHARING, Filter, list_statements
@@ -183,13 +183,24 @@ async def test_a_claim_over_several_lanes_and_bands_stays_in_the_index(filled: s
     assert 0 < sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= 51, plan.text
 
 
-async def test_the_heads_are_found_by_one_probe_per_lane(filled: str) -> None:
-    plan = await explain(filled, HEADS)
+@pytest.mark.parametrize("generic", [False, True])
+@pytest.mark.parametrize(
+    ("statement", "arguments", "probes"),
+    [
+        # 15 lanes with work among 270,000 rows.
+        (HEADS, ("", "", 5000), 15),
+        (HEADS, ("", "", 5), 5),
+        (HEADS_OF, (["q1", "q2"],), 6),
+    ],
+)
+async def test_the_heads_are_found_by_one_probe_per_lane(
+    filled: str, statement: str, arguments: tuple[object, ...], probes: int, generic: bool
+) -> None:
+    plan = await explain(filled, statement, *arguments, generic=generic)
     assert "jobs_claimable" in plan.indexes, plan.text
     assert "jobs" not in plan.sequential, plan.text
-    # 15 lanes with work among 270,000 rows.
     scans = [node for node in plan.nodes if node.get("Index Name") == "jobs_claimable"]
-    assert sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= 16, plan.text
+    assert sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= probes + 1, plan.text
     assert plan.pages < 200, plan.text
 
 

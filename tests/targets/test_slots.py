@@ -1,12 +1,23 @@
 """Slots are exact over all replicas, and whoever needs one gets it."""
 
-import httpx
+import asyncio
+from typing import Any
 
+import httpx
+import pytest
+
+from app.config import Settings
+from app.engine import slots as slots_module
 from app.engine.slots import SlotKeeper
+from app.main import Foreman
+from app.store.claims import Claims, Seat
 from app.store.database import Database
 from app.store.holdings import renew, shrink, take
+from app.targets.config import TargetConfig, TargetFields
+from app.targets.target import Target
 from tests.conftest import MakeServer, wait_until
 from tests.fakes import FakeOllama
+from tests.store.making import backdate, put_one
 
 
 async def test_two_holders_never_hold_more_than_there_is(database: Database) -> None:
@@ -38,6 +49,87 @@ async def test_a_keeper_gives_back_what_it_does_not_use_once_another_wants_it(da
     assert first.free("gpu") == 0
     second._asked.clear()
     assert await second.more("gpu", 3) == 2
+
+
+async def test_a_stalled_process_keeps_the_slots_that_its_calls_use(database: Database) -> None:
+    """Its hold runs out, because it cannot renew it; the calls at the target go on."""
+    await put_one(database, lane="llm|||m")
+    assert await take(database, "gpu", "stalled:00000000", total=2, wanted=2, lease_seconds=0.01) == 2
+    seats = [Seat("stalled", 1, 3600)]
+    [job] = await Claims(database).claim("default", ["llm|||m"], seats, runs_on="gpu")
+    # The hold is over as soon as renewing fails.
+    while await renew(database, "stalled:00000000", ["gpu"], 0.01):
+        await asyncio.sleep(0.02)
+    assert await take(database, "gpu", "other:00000000", total=2, wanted=2, lease_seconds=10) == 1
+    # Its own calls are no reason to keep a process from what it holds.
+    assert await take(database, "gpu", "stalled:00000000", total=2, wanted=2, lease_seconds=10) == 1
+    # When its job's lease is over as well, nothing is known of the call any more.
+    await backdate(database, job["id"], "lease_expires_at")
+    await database.execute("DELETE FROM target_holdings WHERE holder LIKE 'stalled%'")
+    assert await take(database, "gpu", "other:00000000", total=2, wanted=2, lease_seconds=10) == 2
+
+
+async def test_a_renewal_on_its_way_is_not_taken_for_a_hold_that_expired(database: Database) -> None:
+    assert await take(database, "gpu", "a:00000000", total=2, wanted=2, lease_seconds=3600) == 2
+    await database.execute("UPDATE target_holdings SET expires_at = now() - interval '1 second'")
+    async with database.transaction() as renewing:
+        await renewing.execute("UPDATE target_holdings SET expires_at = now() + interval '1 hour'")
+        taking = asyncio.create_task(take(database, "gpu", "b:00000000", total=2, wanted=2, lease_seconds=10))
+        waiting = (
+            "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        async with asyncio.timeout(25):
+            while not taking.done() and await database.fetchval(waiting) is None:
+                await asyncio.sleep(0.01)
+    assert await taking == 0
+
+
+async def test_a_slot_that_is_being_given_back_is_not_believed_to_be_held(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Giving back and taking again at the same moment: whatever comes of it, database and process agree."""
+    first = SlotKeeper(database, "first", lambda _: 0)
+    assert await first.more("gpu", 2) == 2
+    assert await take(database, "gpu", "second:00000000", total=2, wanted=2, lease_seconds=10) == 0
+    giving, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(*arguments: Any) -> None:
+        giving.set()
+        await go_on.wait()
+        await shrink(*arguments)
+
+    monkeypatch.setattr(slots_module, "shrink", slowly)
+    renewing = asyncio.create_task(first._renew())
+    await asyncio.wait_for(giving.wait(), 25)
+    first._asked.clear()
+    taking = asyncio.create_task(first.more("gpu", 2))
+    # Time enough for a statement, if it were sent.
+    await asyncio.wait([taking], timeout=0.2)
+    go_on.set()
+    await renewing
+    believed = await taking
+    [row] = await renew(database, first._holder, ["gpu"], 10)
+    assert row["slots"] == believed == first.free("gpu")
+
+
+async def test_what_was_claimed_after_the_hold_ran_out_has_no_slot(database: Database) -> None:
+    keeper = SlotKeeper(database, "slow", lambda _: 0)
+    assert await keeper.more("gpu", 2) == 2
+    assert await keeper.confirm("gpu", 2, 2) == 2
+    # While the claim was on its way the hold ran out, and another took one of the slots.
+    keeper._until.clear()
+    await database.execute("UPDATE target_holdings SET expires_at = now() - interval '1 second'")
+    assert await take(database, "gpu", "other:00000000", total=2, wanted=1, lease_seconds=10) == 1
+    assert await keeper.confirm("gpu", 2, 2) == 1
+
+
+async def test_calls_to_a_target_that_was_configured_anew_still_use_its_slots(database_url: str) -> None:
+    foreman = Foreman(Settings(database_url=database_url))
+    assert foreman.dispatcher is not None
+    config = TargetConfig.of("gpu", TargetFields(url="http://127.0.0.1:9", slots=2), "api")
+    for _ in range(2):
+        foreman.dispatcher._pool_of(Target(config, foreman.targets._client, 10)).running += 1
+    assert foreman.dispatcher._running_on("gpu") == 2
 
 
 def test_two_servers_share_one_slot_exactly(make_server: MakeServer) -> None:

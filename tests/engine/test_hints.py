@@ -1,0 +1,61 @@
+"""What a worker remembers of waiting work: only what its pools run, and nobody is kept from his turn."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from app.config import Settings
+from app.engine.worker import Worker
+from app.main import Foreman
+from app.store.database import Database
+from tests.store.making import job, put, states_of
+
+
+@pytest.fixture
+async def foreman(database_url: str) -> AsyncIterator[Foreman]:
+    """Its parts, none of them running: each step is taken by the test."""
+    foreman = Foreman(Settings(database_url=database_url))
+    await foreman.database.open()
+    yield foreman
+    await foreman.intake.drain()
+    await foreman.settler.drain()
+    await foreman.database.close()
+
+
+def worker_of(foreman: Foreman) -> Worker:
+    assert foreman.worker is not None
+    return foreman.worker
+
+
+async def test_queues_that_were_used_once_leave_nothing_behind(foreman: Foreman) -> None:
+    worker = worker_of(foreman)
+    foreman.hub.work_ready((f"once-{n}", "somebody-elses") for n in range(2000))
+    foreman.hub.work_ready((f"once-{n}", "noop") for n in range(50))
+    assert {pool.name: len(pool.known) for pool in worker._pools} == {"noop": 50, "http": 0, "echo": 0}
+    await worker._claim_round()
+    assert [pool.known for pool in worker._pools] == [{}, {}, {}]
+
+
+async def test_hints_of_models_are_not_kept_by_a_dispatcher_without_targets(foreman: Foreman) -> None:
+    assert foreman.dispatcher is not None
+    foreman.hub.work_ready((f"once-{n}", "llm|||model") for n in range(100))
+    await foreman.dispatcher._round()
+    assert foreman.dispatcher._hinted == set()
+
+
+async def test_a_queue_that_always_has_work_does_not_keep_the_next_one_from_its_turn(
+    foreman: Foreman, database: Database
+) -> None:
+    worker = worker_of(foreman)
+    [noop, *_] = worker._pools
+    noop.slots = 2
+    # Claimed and not run: how it ends is not what this is about.
+    worker.begin = lambda *_: None  # type: ignore[method-assign]
+    first = await put(database, *(job(queue="a") for _ in range(10)))
+    second = await put(database, *(job(queue="b") for _ in range(2)))
+    foreman.hub.work_ready([("a", "noop"), ("b", "noop")])
+    noop.running = 0
+    assert await worker._claim(noop, next(iter(noop.known)))
+    assert await worker._claim(noop, next(iter(noop.known)))
+    assert await states_of(database, *second) == ["loading", "loading"]
+    assert (await states_of(database, *first)).count("loading") == 2
