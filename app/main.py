@@ -141,7 +141,6 @@ class Foreman:
             self.hub,
             self.queues.gatekeeper,
             self.queues.promoter.wake,
-            settings.lease_seconds,
         )
         self.feed = Feed(self.hub.nudge)
         self.scribe = Scribe(self.database, self.hub, self.feed)
@@ -152,6 +151,7 @@ class Foreman:
             self.queues.gatekeeper,
             sweep_seconds=settings.sweep_seconds,
             cancel_grace_seconds=settings.cancel_grace_seconds,
+            lease_seconds=settings.lease_seconds,
         )
         self.artifacts = ArtifactStore(self.database, settings.artifacts_url)
         self.janitor = Janitor(self.database, self.artifacts, chatter_days=settings.chatter_days)

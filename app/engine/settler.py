@@ -24,6 +24,8 @@ log = structlog.get_logger()
 MAX_ROWS = 500
 # A worker over HTTP may put anything there; only what looks like a code is one.
 CODE = re.compile(r"[\w.:-]{1,100}")
+# How long a result is kept for a database that does not answer.
+PATIENCE_SECONDS = 900.0
 # Looked up once: labels() on the hot path would cost more than the rest of the bookkeeping.
 SETTLED = {
     (verb, ok): SETTLEMENTS.labels(str(verb), str(ok).lower()) for verb in Verb for ok in (True, False)
@@ -31,7 +33,7 @@ SETTLED = {
 
 
 class Settler:
-    """Settles by lease token. A database that is away is waited for as long as the lease can hold."""
+    """Settles by lease token. A database that is away is waited for: leases outlast an outage."""
 
     def __init__(
         self,
@@ -39,13 +41,11 @@ class Settler:
         hub: Hub,
         gatekeeper: Gatekeeper,
         on_delayed: Callable[[], None],
-        patience_seconds: float,
     ) -> None:
         self._database = database
         self._hub = hub
         self._gatekeeper = gatekeeper
         self._on_delayed = on_delayed
-        self._patience = patience_seconds
         self._batcher: Batcher[Settlement, Settled] = Batcher(self._flush, max_weight=MAX_ROWS, size=_size)
 
     async def settle(self, settlement: Settlement) -> Settled:
@@ -53,14 +53,14 @@ class Settler:
         return await self._batcher.put(settlement)
 
     async def settle_surely(self, settlement: Settlement) -> Settled:
-        """Settle, waiting for a database that is away until the lease has run out anyway."""
+        """Settle, waiting for a database that is away; only its answer can tell that the lease is lost."""
         try:
             return await self._batcher.put(settlement)
         except Unavailable:
             async for attempt in AsyncRetrying(
                 retry=retry_if_exception_type(Unavailable),
-                stop=stop_after_delay(self._patience),
-                wait=wait_random_exponential(0.2, 2),
+                stop=stop_after_delay(PATIENCE_SECONDS),
+                wait=wait_random_exponential(0.2, 1),
                 reraise=True,
             ):
                 with attempt:

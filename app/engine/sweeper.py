@@ -7,10 +7,14 @@ from app.engine.settler import log_failure
 from app.events.hub import Hub
 from app.loops.loop import Loop
 from app.store.database import Database
-from app.store.sweep import sweep
+from app.store.sweep import Swept, Watchfulness, sweep
 from app.telemetry import SWEPT
 
 log = structlog.get_logger()
+
+# Keepers of leases come back within a second of an outage, workers over HTTP within the two seconds that they
+# were told to wait. Where leases are short, so is the time until they are looked at.
+GRACE_SECONDS, LEAST_GRACE_SECONDS = 5.0, 3.0
 
 
 class Sweeper:
@@ -24,11 +28,16 @@ class Sweeper:
         *,
         sweep_seconds: float,
         cancel_grace_seconds: float,
+        lease_seconds: float,
     ) -> None:
         self._database = database
         self._hub = hub
         self._gatekeeper = gatekeeper
         self._grace = cancel_grace_seconds
+        self._sweep_seconds = sweep_seconds
+        self._watchfulness = Watchfulness(
+            sweep_seconds, min(GRACE_SECONDS, max(LEAST_GRACE_SECONDS, lease_seconds))
+        )
         self._loop = Loop("sweeper", self._run_once, interval=sweep_seconds)
 
     def start(self) -> None:
@@ -38,9 +47,23 @@ class Sweeper:
         await self._loop.stop()
 
     async def _run_once(self) -> float | None:
-        swept = await sweep(self._database, cancel_grace_seconds=self._grace)
-        if swept is None or not swept.jobs:
+        try:
+            swept = await sweep(
+                self._database, cancel_grace_seconds=self._grace, watchfulness=self._watchfulness
+            )
+        except Exception:
+            self._watchfulness.failed()
+            raise
+        if swept is None:
             return None
+        self._tell(swept)
+        if swept.full:
+            return 0
+        return min(swept.blind_seconds, self._sweep_seconds) or None
+
+    def _tell(self, swept: Swept) -> None:
+        if not swept.jobs:
+            return
         for verb, moved in (
             ("rescue", swept.rescued),
             ("supersede", swept.superseded),
@@ -58,4 +81,3 @@ class Sweeper:
         self._hub.work_ready(
             {(job["queue"], job["lane"]) for job in swept.rescued if job["state"] == "queued"}
         )
-        return 0 if swept.full else None

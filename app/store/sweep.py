@@ -2,9 +2,13 @@
 
 Each statement takes a small batch and skips rows that somebody holds, so that it never stands in
 anybody's way. One replica at a time does a round, by a transaction-level advisory lock.
+
+A lease that ran out while nobody could renew it says nothing about its worker. After an outage leases are left alone
+until those who hold them had their turn.
 """
 
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import asyncpg
 
@@ -15,6 +19,11 @@ from app.store.tallies import tally
 
 BATCH = 500
 ONE_AT_A_TIME = locks.try_lock(locks.SWEEP)
+# The moment of this statement, and since when this very server process has been running.
+CLOCK = "SELECT statement_timestamp() AS now, pg_postmaster_start_time() AS started"
+# A round that comes so much later than it should was held up by more than a busy machine: a process that was frozen,
+# a computer that slept. The database's clock went on meanwhile, or that of the workers did not.
+LATE = timedelta(seconds=5)
 
 # The columns that every end or interruption of a run resets, whoever caused it.
 _LEAVE_RUN = """
@@ -162,6 +171,37 @@ WITH overdue AS MATERIALIZED (
 )
 
 
+class Watchfulness:
+    """Whether this process would have noticed that leases could not be renewed.
+
+    It would not, for `grace`, after its first look, after a look that failed or came late, and after a restart of the
+    database. Whoever still holds a lease renews it within that time. All by the database's clock.
+    """
+
+    def __init__(self, sweep_seconds: float, grace_seconds: float) -> None:
+        self._expected = timedelta(seconds=sweep_seconds) + LATE
+        self._grace = timedelta(seconds=grace_seconds)
+        self._looked_at: datetime | None = None
+        self._blind_until: datetime | None = None
+
+    def failed(self) -> None:
+        """The database was away, or something else kept us from looking."""
+        self._looked_at = None
+
+    def look(self, now: datetime, database_started: datetime) -> float:
+        """For how many seconds still leases must be left alone; 0 when they need not."""
+        last, self._looked_at = self._looked_at, now
+        is_blind = self._blind_until is not None
+        # While it waits anyway, lateness adds nothing: on a machine that is always late leases must end, too.
+        if last is None or now < last or (not is_blind and now - last > self._expected):
+            self._blind_until = now + self._grace
+        wait = max(self._blind_until or now, database_started + self._grace) - now
+        if wait > timedelta(0):
+            return wait.total_seconds()
+        self._blind_until = None
+        return 0.0
+
+
 @dataclass(slots=True)
 class Swept:
     """The jobs that one round moved, as (id, state, queue, lane, key, has_dependents)."""
@@ -171,20 +211,31 @@ class Swept:
     expired: list[asyncpg.Record]
     cancelled: list[asyncpg.Record]
     full: bool
+    # For how long still nothing is rescued or superseded.
+    blind_seconds: float = 0.0
 
     @property
     def jobs(self) -> list[asyncpg.Record]:
         return [*self.rescued, *self.superseded, *self.expired, *self.cancelled]
 
 
-async def sweep(database: Database, *, cancel_grace_seconds: float) -> Swept | None:
+async def sweep(
+    database: Database, *, cancel_grace_seconds: float, watchfulness: Watchfulness | None = None
+) -> Swept | None:
     """One round over everything that is overdue; None when another replica is at it."""
+    blind_seconds = 0.0
+    rescued: list[asyncpg.Record] = []
+    superseded: list[asyncpg.Record] = []
     async with database.transaction() as connection:
+        if watchfulness is not None:
+            [clock] = await connection.fetch(CLOCK)
+            blind_seconds = watchfulness.look(clock["now"], clock["started"])
         if not await connection.fetchval(ONE_AT_A_TIME):
             return None
         cancelled = await connection.fetch(END_GRACE, BATCH, cancel_grace_seconds)
         expired = await connection.fetch(EXPIRE, BATCH)
-        rescued = await connection.fetch(RESCUE, BATCH)
-        superseded = await connection.fetch(SUPERSEDE, BATCH)
+        if blind_seconds == 0:
+            rescued = await connection.fetch(RESCUE, BATCH)
+            superseded = await connection.fetch(SUPERSEDE, BATCH)
     full = BATCH in (len(cancelled), len(expired), len(rescued), len(superseded))
-    return Swept(rescued, superseded, expired, cancelled, full)
+    return Swept(rescued, superseded, expired, cancelled, full, blind_seconds)

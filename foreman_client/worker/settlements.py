@@ -25,6 +25,8 @@ MAX_SETTLEMENTS: Final = 1000
 MAX_LOGS: Final = 20
 MAX_ENTRIES: Final = 1000
 MAX_BYTES: Final = 4 * 1024 * 1024
+# After an outage the server leaves leases alone for a few seconds only, until they have been renewed.
+LONGEST_PAUSE: Final = 1.0
 FINAL: Final = frozenset({"complete", "fail", "release", "defer"})
 COALESCED: Final = frozenset({"progress", "logs"})
 
@@ -115,7 +117,7 @@ class Settler:
         await self._empty.wait()
 
     async def run(self) -> None:
-        backoff = Backoff()
+        backoff = Backoff(LONGEST_PAUSE)
         while True:
             await self._wake.wait()
             # Handlers that are ready to finish do so first, and come along.

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
@@ -13,7 +14,7 @@ import pytest
 from app.store.embedded import EmbeddedPostgres
 from app.store.migrate import migrate
 from tests.conftest import Server, free_port, wait_until
-from tests.engine.fleet import QUICK, all_reach, check_invariants, count, echo, submit
+from tests.engine.fleet import QUICK, all_reach, check_invariants, count, echo, fetch, story, submit
 
 
 @pytest.fixture
@@ -74,6 +75,45 @@ def test_a_database_that_is_away_is_a_503_and_needs_no_restart(
     assert server.process is not None
     assert server.process.poll() is None
     assert server.stop() == 0
+
+
+def test_an_outage_longer_than_the_leases_runs_nothing_twice(
+    own_postgres: EmbeddedPostgres, server: Server
+) -> None:
+    """Neither what runs in the server nor what a worker over HTTP holds; but who really died is noticed soon."""
+    [inside, outside, abandoned] = submit(
+        server, echo(1000, 200), {"kind": "outside"}, {"kind": "abandoned", "backoff_seconds": 0.01}
+    )
+    wanted = {"worker": "w", "lease_seconds": 5}
+    with httpx.Client(base_url=server.url, timeout=30) as client:
+        held, _ = (
+            client.post("/claims", json={**wanted, "kinds": [kind]}).json()["jobs"][0]
+            for kind in ("outside", "abandoned")
+        )
+        wait_until(lambda: count(own_postgres.dsn, "working") == 1, 20)
+
+        def beat() -> int:
+            body = {"lease_token": held["lease_token"]}
+            return client.post(f"/jobs/{outside}/heartbeat", json=body).status_code
+
+        assert beat() == 200
+        [last] = fetch(own_postgres.dsn, "SELECT max(lease_expires_at) FROM jobs")
+        own_postgres.stop()
+        wait_until(lambda: datetime.now(UTC) > last["max"] + timedelta(seconds=0.5), 20)
+        assert beat() == 503
+        own_postgres.start()
+        # As a worker does that was told to come back.
+        wait_until(lambda: beat() != 503, 20)
+        assert beat() == 200
+        # The one that nobody renews comes back; by then the sweeper has been at it.
+        again = client.post(
+            "/claims", json={**wanted, "kinds": ["abandoned"], "wait_seconds": 30}, timeout=60
+        )
+        assert [each["job_id"] for each in again.json()["jobs"]] == [abandoned]
+    for job_id, attempt in ((inside, 1), (outside, 1), (abandoned, 2)):
+        [row] = fetch(own_postgres.dsn, "SELECT attempt FROM jobs WHERE id = $1", job_id)
+        assert row["attempt"] == attempt, story(own_postgres.dsn, job_id)
+    assert ("queued", "rescue") not in story(own_postgres.dsn, inside)
 
 
 def test_a_crash_of_the_database_loses_nothing_that_was_acknowledged(
