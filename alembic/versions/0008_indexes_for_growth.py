@@ -1,11 +1,11 @@
-"""Lists by model, and the lanes that wait for a sleeping target: indexes, built beside running servers."""
+"""Indexes for lists by model, lanes that wait for a sleeping target, and deadlines queue by queue."""
 
-from alembic import op
-
-from app.store.migrate import build_index
+from app.store.migrate import build_index, drop_index
 
 revision = "0008"
 down_revision = "0007"
+
+HAS_DEADLINE = "deadline IS NOT NULL AND state IN ('loading', 'queued', 'working')"
 
 
 def upgrade() -> None:
@@ -14,8 +14,12 @@ def upgrade() -> None:
         "jobs_asleep_lanes",
         "jobs (lane) WHERE state = 'queued' AND ready_at IS NULL AND reason = 'target_asleep'",
     )
+    # An older version that still runs finds what is late by this one, too.
+    build_index("jobs_deadlines", f"jobs (queue, deadline) WHERE {HAS_DEADLINE}")
+    drop_index("jobs_deadline")
 
 
 def downgrade() -> None:
-    op.drop_index("jobs_asleep_lanes", "jobs")
-    op.drop_index("jobs_by_model", "jobs")
+    build_index("jobs_deadline", f"jobs (deadline) WHERE {HAS_DEADLINE}")
+    for name in ("jobs_deadlines", "jobs_asleep_lanes", "jobs_by_model"):
+        drop_index(name)

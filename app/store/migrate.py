@@ -68,6 +68,12 @@ def build_index(name: str, definition: str) -> None:
         op.execute(f"CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} ON {definition}")
 
 
+def drop_index(name: str) -> None:
+    """The same for one that nobody needs any more."""
+    with op.get_context().autocommit_block():
+        op.execute(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
+
+
 @contextlib.contextmanager
 def _unwrapped() -> Iterator[None]:
     """SQLAlchemy wraps the driver's errors; what lies beneath tells whether the database is only away."""

@@ -119,18 +119,30 @@ WITH lost AS MATERIALIZED (
     + "SELECT id, state, queue, lane, concurrency_key AS key, has_dependents FROM superseded"
 )
 
-# queued, loading, working → expired; a running worker finds its lease gone.
+# queued, loading, working → expired; a running worker finds its lease gone. One probe per queue that has deadlines
+# finds its first; each queue with something late has an equal share of the round (as in PROMOTE).
+_HAS_DEADLINE = "deadline IS NOT NULL AND state IN ('queued', 'loading', 'working')"
 EXPIRE = (
     f"""
-WITH late AS MATERIALIZED (
-    SELECT id FROM jobs
-    WHERE deadline IS NOT NULL AND state IN ('queued', 'loading', 'working') AND deadline <= now()
-    ORDER BY deadline LIMIT $1
-    FOR UPDATE SKIP LOCKED
+WITH RECURSIVE first AS (
+    (SELECT queue, deadline FROM jobs WHERE {_HAS_DEADLINE} ORDER BY queue, deadline LIMIT 1)
+    UNION ALL
+    SELECT following.queue, following.deadline FROM first CROSS JOIN LATERAL (
+        SELECT queue, deadline FROM jobs WHERE {_HAS_DEADLINE} AND queue > first.queue
+        ORDER BY queue, deadline LIMIT 1
+    ) AS following
+)
+, crowds AS MATERIALIZED (SELECT queue FROM first WHERE deadline <= now() ORDER BY random() LIMIT $1)
+, late AS MATERIALIZED (
+    SELECT found.id FROM crowds CROSS JOIN LATERAL (
+        SELECT id FROM jobs WHERE {_HAS_DEADLINE} AND queue = crowds.queue AND deadline <= now()
+        ORDER BY deadline LIMIT greatest($1 / (SELECT count(*) FROM crowds), 1)
+        FOR UPDATE SKIP LOCKED
+    ) AS found
 )
 , expired AS (
     UPDATE jobs AS j SET state = 'expired', reason = 'deadline', completed_at = now(), {_LEAVE_RUN}
-    FROM late WHERE j.id = late.id
+    WHERE j.id = ANY (ARRAY(SELECT id FROM late))
     RETURNING j.*
 )
 , moved AS (
@@ -237,5 +249,7 @@ async def sweep(
         if blind_seconds == 0:
             rescued = await connection.fetch(RESCUE, BATCH)
             superseded = await connection.fetch(SUPERSEDE, BATCH)
-    full = BATCH in (len(cancelled), len(expired), len(rescued), len(superseded))
+    # Where queues share what expires, one's part may be full long before the batch is.
+    shared = len({job["queue"] for job in expired}) > 1
+    full = shared or BATCH in (len(cancelled), len(expired), len(rescued), len(superseded))
     return Swept(rescued, superseded, expired, cancelled, full, blind_seconds)

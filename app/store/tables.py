@@ -159,7 +159,10 @@ class Job(SQLModel, table=True):
         # Newest first by model. Jobs without a model, where a microsecond counts, pay nothing for it.
         sa.Index("jobs_by_model", "tenant", "model", "id", postgresql_where=sa.text("model IS NOT NULL")),
         sa.Index(
-            "jobs_deadline", "deadline", postgresql_where=sa.text(f"deadline IS NOT NULL AND {IS_LIVE.text}")
+            "jobs_deadlines",
+            "queue",
+            "deadline",
+            postgresql_where=sa.text(f"deadline IS NOT NULL AND {IS_LIVE.text}"),
         ),
         sa.Index("jobs_parent", "parent_id", postgresql_where=sa.text("parent_id IS NOT NULL")),
         sa.Index(

@@ -35,6 +35,7 @@ WALKS = {
     "limits.RUNNING",
     "outbox.RECEIVERS",
     "sweep.END_GRACE",
+    "sweep.EXPIRE",
     "sweep.RESCUE",
     "sweep.SUPERSEDE",
     "targets.PARKED_LANES",

@@ -208,7 +208,7 @@ async def test_the_heads_are_found_by_one_probe_per_lane(
     ("statement", "arguments", "index"),
     [
         (RESCUE, (500,), "jobs_live"),
-        (EXPIRE, (500,), "jobs_deadline"),
+        (EXPIRE, (500,), "jobs_deadlines"),
         (END_GRACE, (500, 10.0), "jobs_live"),
         (PROMOTE, (1000,), "jobs_waiting"),
         (NEXT_DUE, (), "jobs_waiting"),

@@ -179,6 +179,17 @@ async def test_one_replica_at_a_time_prunes(database: Database) -> None:
     assert await pruned(database) == 1
 
 
+async def test_idempotency_keys_are_kept_for_more_than_a_day_and_then_forgotten(database: Database) -> None:
+    for key, hours in (("old", 49), ("yesterday", 25)):
+        await database.execute(
+            "INSERT INTO idempotency_keys VALUES ('default', $1, 'x', 'id', now() - $2 * interval '1 hour')",
+            key,
+            hours,
+        )
+    assert await forget_keys(database, THE_BEGINNING) == (1, None)
+    assert [row["key"] for row in await database.fetch("SELECT key FROM idempotency_keys")] == ["yesterday"]
+
+
 KEYS = """
 INSERT INTO idempotency_keys (tenant, key, fingerprint, job_ids, created_at)
 SELECT 'default', $2 || n, '', '', now() - $3::interval - n * interval '1 ms' FROM generate_series(1, $1::int) n

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from datetime import timedelta
 
 import pytest
@@ -156,12 +157,21 @@ async def test_a_full_round_says_that_there_may_be_more(
     assert [each.full for each in (first, second, third)] == [True, False, False]
 
 
-async def test_idempotency_keys_are_kept_for_more_than_a_day_and_then_forgotten(database: Database) -> None:
-    for key, hours in (("old", 49), ("yesterday", 25)):
+async def test_a_crowd_whose_deadline_passed_in_one_queue_holds_up_no_other(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep_module, "BATCH", 10)
+    for queue, jobs in (("crowd", 30), ("other", 1)):
+        await put(database, *(job(queue=queue, deadline_seconds=60) for _ in range(jobs)))
+        # The other's passed last.
         await database.execute(
-            "INSERT INTO idempotency_keys VALUES ('default', $1, 'x', 'id', now() - $2 * interval '1 hour')",
-            key,
-            hours,
+            "UPDATE jobs SET deadline = clock_timestamp() - interval '1 ms' WHERE queue = $1", queue
         )
-    await sweep_now(database)
-    assert [row["key"] for row in await database.fetch("SELECT key FROM idempotency_keys")] == ["yesterday"]
+    swept = await sweep_now(database)
+    assert Counter(each["queue"] for each in swept.expired) == {"crowd": 5, "other": 1}
+    rounds = 1
+    while swept.full:
+        swept = await sweep_now(database)
+        rounds += 1
+    assert rounds == 4
+    assert await database.fetchval("SELECT count(*) FROM jobs WHERE state = 'expired'") == 31
