@@ -27,14 +27,20 @@ def list_dead(
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=200)] = 50,
 ) -> None:
     """Dead letters, newest first."""
-    answer = session.call("GET", "/dead-letters", query={"queue": queue, "kind": kind, "limit": limit})
+    letters: list[dict[str, Any]] = []
+    cursor = None
+    # A page may be short, even empty, and not be the last: the server looks at so many jobs at a time.
+    while len(letters) < limit:
+        query = {"queue": queue, "kind": kind, "limit": limit - len(letters), "cursor": cursor}
+        answer = session.call("GET", "/dead-letters", query=query)
+        letters += rows_in(answer, "dead_letters", "jobs")
+        cursor = answer.get("next_cursor")
+        if cursor is None:
+            break
     if session.out.as_json:
-        session.out.json(answer)
+        session.out.json({"dead_letters": letters, "next_cursor": cursor})
         return
-    rows = [
-        {**letter, "error": (letter.get("error") or {}).get("message")}
-        for letter in rows_in(answer, "dead_letters", "jobs")
-    ]
+    rows = [{**letter, "error": (letter.get("error") or {}).get("message")} for letter in letters]
     columns = ("job_id", "kind", "model", "queue", "attempt", "completed_at", "error")
     session.out.rows(rows, columns, empty="No dead letters.")
 

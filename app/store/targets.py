@@ -128,11 +128,12 @@ async def park(database: Database, queue: str, lanes: Sequence[str], limit: int 
     return [row["id"] for row in await database.fetch(PARK, queue, list(lanes), limit)]
 
 
+_PARKED = f"state = 'queued' AND ready_at IS NULL AND reason = '{TARGET_ASLEEP}'"
 # Waits for a row that somebody holds: one that is passed over would sleep on until a target answers anew.
 UNPARK = f"""
 WITH woken AS MATERIALIZED (
     SELECT id FROM jobs
-    WHERE state = 'queued' AND ready_at IS NULL AND reason = '{TARGET_ASLEEP}' AND id > $1
+    WHERE {_PARKED} AND id > $1
     ORDER BY id LIMIT $2
     FOR UPDATE
 )
@@ -163,7 +164,6 @@ async def unpark(database: Database) -> AsyncIterator[list[tuple[str, str]]]:
         after = max(row["last"] for row in rows)
 
 
-_PARKED = f"state = 'queued' AND ready_at IS NULL AND reason = '{TARGET_ASLEEP}'"
 # A loose index scan: one probe per lane, however many wait in it. Asked again and again while a target sleeps.
 PARKED_LANES = f"""
 WITH RECURSIVE parked AS (

@@ -1,10 +1,13 @@
 """submit, get, list, wait, cancel, retry, delete against a real server."""
 
+import asyncio
 import json
 import signal
 
+from app.store.read import MAX_LOOKED
+from tests.api.test_listing import fill
 from tests.cli.conftest import Foreman
-from tests.conftest import wait_until
+from tests.conftest import Server, wait_until
 
 ECHO = ("submit", "--model", "echo")
 SLOW = ("--payload", '{"options": {"echo_delay_ms": 200}}')
@@ -112,6 +115,14 @@ def test_the_same_idempotency_key_is_the_same_job(foreman: Foreman):
     assert again.out.strip() == first
     assert "used before" in again.err
     assert foreman("submit", "--kind", "y", "--idempotency-key", "cli-1").code == 2
+
+
+def test_list_goes_on_until_it_has_found_what_was_asked_for(foreman: Foreman, shared_server: Server):
+    old = submitted(foreman, "--kind", "rare", "--delay", "1h")
+    # More than the server looks at for one request.
+    asyncio.run(fill(shared_server.database_url, "crowd", MAX_LOOKED + 10))
+    found = foreman("list", "--kind", "rare", "--json").json()
+    assert ([job["job_id"] for job in found["jobs"]], found["next_cursor"]) == ([old], None)
 
 
 def test_list_filters_and_pages(foreman: Foreman):
