@@ -259,12 +259,21 @@ class Dispatcher:
             (asleep if serving.asleep else unserved).setdefault(head.queue, []).append(head.lane)
         again = False
         for queue, lanes in asleep.items():
-            parked = await park(self._database, queue, lanes, PARK_BATCH)
+            parked = await self._park(queue, lanes)
             self._hub.jobs_changed(parked)
             again |= len(parked) == PARK_BATCH
         if unserved:
             again |= await self._fail_unserved(unserved)
         return again
+
+    async def _park(self, queue: str, lanes: Sequence[str]) -> list[str]:
+        try:
+            return await park(self._database, queue, lanes, PARK_BATCH)
+        except Unavailable:
+            raise
+        except Exception:
+            log.exception("dispatcher.park_failed", queue=queue)
+            return []
 
     async def _fail_unserved(self, unserved: dict[str, list[str]]) -> bool:
         await self._registry.refresh()

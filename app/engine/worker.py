@@ -33,6 +33,7 @@ from app.telemetry import CLAIMED, RUNNING
 log = structlog.get_logger()
 
 MAX_CLAIM = 500
+QUEUES_A_TURN = 50
 RENEW_RETRY_SECONDS = 0.5
 
 
@@ -183,11 +184,16 @@ class Worker:
     async def _claim_for(self, pool: Pool) -> bool:
         """Ask the queues with work for this pool, each in turn; True when there may be more."""
         again = False
+        asked = 0
         for queue in list(pool.known):
             if self._stopping or not pool.free:
                 return False
             if self._claims.closed_seconds(queue) is not None:
                 continue
+            asked += 1
+            if asked > QUEUES_A_TURN:
+                # The other pools have their turn, too, and the next look.
+                return True
             try:
                 again |= await self._claim(pool, queue)
             except Unavailable:

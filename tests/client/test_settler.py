@@ -10,7 +10,8 @@ from typing import Any
 
 from foreman_client.errors import Unreachable
 from foreman_client.wire import Reply, Request, encode
-from foreman_client.worker.settlements import Settlement, Settler
+from foreman_client.worker.backoff import Backoff
+from foreman_client.worker.settlements import LONGEST_PAUSE, Settlement, Settler
 
 Answer = Callable[[str, dict[str, Any]], Reply]
 
@@ -230,3 +231,12 @@ async def test_patience_ends_some_time_after_the_lease():
         settler.put(complete(job))
     assert job.lost == ["lease_lost"]
     assert len(wire.sent) > 1
+
+
+def test_a_server_that_is_back_hears_of_its_leases_soon() -> None:
+    """It leaves them alone for a few seconds only, however long it was away."""
+    backoff = Backoff(LONGEST_PAUSE)
+    pauses = [backoff.next() for _ in range(50)]
+    assert max(pauses) <= LONGEST_PAUSE <= 1
+    # What it asks for is still respected.
+    assert backoff.next(2.0) == 2.0

@@ -155,3 +155,25 @@ async def test_stopping_ends_a_long_rest_at_once_and_may_be_said_before_the_star
     await until(lambda: body.runs == 1)
     async with asyncio.timeout(1):
         await loop.stop()
+
+
+async def test_the_longest_pause_after_failures_can_be_shortened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what others wait for, such as the renewal of leases after an outage."""
+    pauses: list[float] = []
+    enough = asyncio.Event()
+
+    async def away() -> float | None:
+        raise Unavailable("away")
+
+    async def rest(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 30:
+            enough.set()
+        await asyncio.sleep(0)
+
+    loop = Loop("keeper", away, interval=60, longest_retry=0.5)
+    monkeypatch.setattr(loop, "_rest", rest)
+    loop.start()
+    await asyncio.wait_for(enough.wait(), 25)
+    await loop.stop()
+    assert 0.25 <= min(pauses) <= max(pauses) <= 0.75
