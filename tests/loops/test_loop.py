@@ -12,7 +12,7 @@ from app.loops.loop import Loop
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(25):
         while not condition():
             await asyncio.sleep(0.001)
 
