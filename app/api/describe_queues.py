@@ -5,7 +5,6 @@ from app.api.describe import (
     _JOB_ID,
     _NAME,
     _PATH_ID,
-    _POSITIVE,
     _SECONDS,
     _STATES,
     _TEXT,
@@ -20,6 +19,7 @@ from app.api.describe import (
     _query,
     _ref,
 )
+from app.jobs.queue_settings import MIN_RATE_LIMIT
 from app.jobs.states import TERMINAL
 from app.store.bulk import ACTIONS
 
@@ -36,8 +36,8 @@ _SETTINGS: Json = {
     "rate": _maybe(
         _object(
             {
-                "limit": {"type": "number", "exclusiveMinimum": 0, "maximum": 1_000_000},
-                "per_seconds": {**_POSITIVE, "default": 1},
+                "limit": {"type": "number", "minimum": MIN_RATE_LIMIT, "maximum": 1_000_000},
+                "per_seconds": {"type": "number", "minimum": 0.001, "maximum": 31_557_600, "default": 1},
                 "burst": _maybe(
                     {"type": "number", "minimum": 1, "description": "At once; a fifth of limit if absent."}
                 ),

@@ -13,7 +13,7 @@ from app.api.direct import direct_router, json_response, read_body
 from app.api.house import House, house_of
 from app.api.render import dump
 from app.errors import InvalidRequest, NotFound
-from app.jobs.queue_settings import in_force, parse_settings
+from app.jobs.queue_settings import in_force, load_settings, parse_settings
 from app.jobs.submission import NAME
 from app.store import keys, queues
 from app.store.census import RATES, QueueCount
@@ -102,7 +102,7 @@ def _shown(house: House, row: asyncpg.Record, count: QueueCount | None) -> dict[
             "key_busy": count.held["key"],
             "waiting_for": count.held["waiting_for"],
         },
-        "gated_by": count.gated_by(settings, paused=paused),
+        "gated_by": count.gated_by(load_settings(row["settings"]), paused=paused),
         "ages": {
             "oldest_queued_seconds": count.oldest_queued_seconds,
             "oldest_running_seconds": count.oldest_running_seconds,

@@ -5,7 +5,7 @@ waits and locks is the store.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -27,6 +27,8 @@ NOBODY = ""
 # How much of its limit a rate may catch up on at once.
 BURST_SHARE = 0.2
 MAX_FAIR_VALUE = 40
+# Who wants less makes `per_seconds` longer. Far smaller ones are no numbers to compute moments with.
+MIN_RATE_LIMIT = 0.001
 
 Part = Annotated[str, Meta(min_length=1, max_length=256, pattern=NO_NUL)]
 Positive = Annotated[int, Meta(ge=1, le=10_000_000)]
@@ -35,7 +37,7 @@ Positive = Annotated[int, Meta(ge=1, le=10_000_000)]
 class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A token bucket: `limit` claims per `per_seconds`, with at most `burst` of them at once."""
 
-    limit: Annotated[float, Meta(gt=0, le=1_000_000)]
+    limit: Annotated[float, Meta(ge=MIN_RATE_LIMIT, le=1_000_000)]
     per_seconds: Annotated[float, Meta(ge=0.001, le=31_557_600)] = 1.0
     burst: Annotated[float, Meta(ge=1, le=1_000_000)] | None = None
 
@@ -104,11 +106,35 @@ def parse_settings(body: bytes, max_depth: int = verbatim.DEFAULT_MAX_DEPTH) -> 
     return {name: value for name, value in orjson.loads(body).items() if value is not None}
 
 
-def load_settings(stored: str) -> QueueSettings:
-    """Settings from the database. What a newer version wrote there and we do not know is left alone."""
-    given = msgspec.json.decode(stored)
+def load_settings(stored: str, unreadable: Callable[[str], None] = lambda _: None) -> QueueSettings:
+    """Settings from the database. What a newer version wrote there and we do not know is left alone; what
+    cannot be read (an older one took more) is told to `unreadable` and has its default.
+    """
+    try:
+        # Not msgspec: in jsonb 1e300 became an integer of 301 digits, and is to be a float again.
+        given = orjson.loads(stored)
+    except orjson.JSONDecodeError:
+        given = None
+    if not isinstance(given, dict):
+        unreadable("settings")
+        return NO_SETTINGS
     known = {name: given[name] for name in QueueSettings.__struct_fields__ if name in given}
-    return msgspec.convert(known, QueueSettings)
+    try:
+        return msgspec.convert(known, QueueSettings)
+    except msgspec.ValidationError:
+        return msgspec.convert(_readable(known, unreadable), QueueSettings)
+
+
+def _readable(given: dict[str, Any], unreadable: Callable[[str], None]) -> dict[str, Any]:
+    kept = {}
+    for name, value in given.items():
+        try:
+            msgspec.convert({name: value}, QueueSettings)
+        except msgspec.ValidationError:
+            unreadable(name)
+        else:
+            kept[name] = value
+    return kept
 
 
 def _check(settings: QueueSettings) -> None:
@@ -126,7 +152,11 @@ def _check(settings: QueueSettings) -> None:
         if state not in TERMINAL:
             raise invalid(f"retention.{state}", f"must be one of {', '.join(sorted(TERMINAL))}")
     if settings.payload_schema is not None:
-        if "\0" in orjson.dumps(settings.payload_schema).decode().replace("\\u0000", "\0"):
+        try:
+            text = orjson.dumps(settings.payload_schema).decode()
+        except TypeError as problem:
+            raise invalid("payload_schema", "has an integer of more than 64 bits") from problem
+        if "\0" in text.replace("\\u0000", "\0"):
             raise invalid("payload_schema", "has a NUL character, which cannot be kept")
         compile_schema(settings.payload_schema)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ulid import ULID
 
-from app.jobs.queue_settings import Rate
+from app.jobs.queue_settings import QueueSettings, Rate
 from app.jobs.states import RUNNING, State
 from app.store import limits
 from app.store.database import Database
@@ -69,14 +69,14 @@ class QueueCount:
     def running(self) -> int:
         return sum(self.states[state] for state in RUNNING)
 
-    def gated_by(self, settings: dict[str, Any], *, paused: bool) -> str | None:
+    def gated_by(self, settings: QueueSettings, *, paused: bool) -> str | None:
         """What keeps this queue's claimable jobs from being claimed; None when nothing does."""
         if paused:
             return "paused"
         if self.ready:
-            if settings["max_running"] is not None and self.running >= settings["max_running"]:
+            if settings.max_running is not None and self.running >= settings.max_running:
                 return limits.MAX_RUNNING
-            if settings["rate"] is not None and self._is_out_of_tokens(Rate(**settings["rate"])):
+            if settings.rate is not None and self._is_out_of_tokens(settings.rate):
                 return limits.RATE
             return None
         return "key" if self.held["key"] else None

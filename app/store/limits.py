@@ -11,6 +11,8 @@ from app.store.keys import lock, lock_number
 MAX_RUNNING, RATE = "max_running", "rate"
 # A claimer that finds the bucket empty comes back when this share of it is full, not for every single token.
 WORTHWHILE_SHARE = 0.25
+# And after an hour at the latest, however slow the rate: no moment lies too far away to be computed with.
+MAX_REFILL_SECONDS = 3600.0
 
 # `|| ''`: by the index of what is alive, never by the one of all that ever was in the queue.
 RUNNING = "SELECT count(*) FROM jobs WHERE state IN ('loading', 'working') AND queue || '' = $1"
@@ -57,7 +59,7 @@ class Allowance:
 def refill_seconds(rate: Rate, tokens: float) -> float:
     """Until it is worthwhile to ask again."""
     wanted = max(1.0, rate.capacity * WORTHWHILE_SHARE)
-    return max(0.0, wanted - tokens) / rate.per_second
+    return min(MAX_REFILL_SECONDS, max(0.0, wanted - tokens) / rate.per_second)
 
 
 async def allowance(connection: Runner, rules: QueueRules) -> Allowance:

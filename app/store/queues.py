@@ -6,14 +6,19 @@ access, and a change made anywhere counts everywhere within a second.
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import asyncpg
 import orjson
+import structlog
 
 from app.errors import InvalidRequest
 from app.jobs.queue_settings import QueueRules, load_settings
+from app.loops.coalesced import Coalesced
 from app.store.database import Database
+
+log = structlog.get_logger()
 
 _CONFIGURED = "(settings <> '{}'::jsonb OR paused_at IS NOT NULL)"
 
@@ -31,6 +36,8 @@ class QueueBook:
         self._rules: dict[str, QueueRules] = {}
         self._versions: dict[str, datetime] = {}
         self._on_change: list[OnChange] = []
+        # Bring the book up to date. Two of them at a time would trip over each other's changes.
+        self.refresh = Coalesced(self._read)
 
     def rules(self, queue: str) -> QueueRules | None:
         return self._rules.get(queue)
@@ -41,15 +48,14 @@ class QueueBook:
     def on_change(self, callback: OnChange) -> None:
         self._on_change.append(callback)
 
-    async def refresh(self) -> None:
-        """Bring the book up to date; reads the settings of those that changed only."""
+    async def _read(self) -> None:
+        """Reads the settings of those that changed only."""
         versions = {row["name"]: row["updated_at"] for row in await self._database.fetch(VERSIONS)}
         changed = [name for name, at in versions.items() if self._versions.get(name) != at]
         gone = [name for name in self._versions if name not in versions]
         for row in await self._database.fetch(CHANGED, changed) if changed else ():
-            self._rules[row["name"]] = QueueRules(
-                row["name"], load_settings(row["settings"]), paused=row["paused_at"] is not None
-            )
+            settings = load_settings(row["settings"], partial(_warn, row["name"]))
+            self._rules[row["name"]] = QueueRules(row["name"], settings, paused=row["paused_at"] is not None)
             self._versions[row["name"]] = row["updated_at"]
         for name in gone:
             del self._versions[name]
@@ -57,6 +63,10 @@ class QueueBook:
         for name in (*changed, *gone):
             for callback in self._on_change:
                 callback(name)
+
+
+def _warn(queue: str, setting: str) -> None:
+    log.warning("queue.setting_unreadable", queue=queue, setting=setting)
 
 
 # clock_timestamp, not now(): each change of a row has a version of its own.

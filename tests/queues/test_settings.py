@@ -1,5 +1,8 @@
 """Settings of queues: what they take, what they show, what they refuse."""
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 import pytest
 
@@ -71,6 +74,14 @@ def test_a_queue_is_known_as_soon_as_it_has_had_a_job(call: Caller, queue: str) 
         ({"payload_schema": {"$ref": "http://127.0.0.1:1/schema"}}, "payload_schema"),
         ({"payload_schema": 7}, "payload_schema"),
         ({"payload_schema": {"const": "\0"}}, "payload_schema"),
+        ({"payload_schema": {"maximum": 2**64}}, "payload_schema"),
+        ({"payload_schema": {"enum": [{"a": [10**30]}]}}, "payload_schema"),
+        ({"rate": {"limit": 1e-320}}, "rate"),
+        ({"rate": {"limit": 1, "per_seconds": 1e-320}}, "rate"),
+        ({"lease_seconds": 1e-320}, "lease_seconds"),
+        ({"max_depth": 2**64}, "max_depth"),
+        ({"backoff_seconds": 1e308}, "backoff_seconds"),
+        ({"retention": {"done": 1e308}}, "retention"),
         ({"colour": "red"}, "colour"),
     ],
 )
@@ -190,3 +201,54 @@ def test_resuming_wakes_who_waits(call: Caller, queue: str, shared_server: Serve
     assert call.http.get(f"/jobs/{job_id}", params={"wait": 0.5}).json()["state"] == "queued"
     call.http.post(f"/queues/{queue}/resume")
     assert call.http.get(f"/jobs/{job_id}", params={"wait": 5}).json()["state"] == "done"
+
+
+def test_the_slowest_rate_there_is_holds_up_no_other_queue(call: Caller, queue: str) -> None:
+    call.configure(queue, rate={"limit": 0.001, "per_seconds": 31_557_600})
+    for _ in range(3):
+        call.submit(queue, kind="noop")
+    # One token is there to begin with.
+    soon(lambda: call.queue(queue)["counts"]["done"] == 1)
+    assert call.queue(queue)["gated_by"] == "rate"
+    done = call.http.post("/jobs", json={"kind": "noop"}, headers={"prefer": "wait=30"}, timeout=60)
+    assert done.json()["state"] == "done"
+
+
+def test_settings_that_nobody_can_read_any_more_are_left_out_and_stop_no_other_queue(
+    call: Caller, queue: str, shared_server: Server
+) -> None:
+    """As an older version took them, or a newer one writes them."""
+    call.configure(queue, max_depth=7)
+    stored = {
+        "rate": {"limit": 1e-320},
+        "max_attempts": "many",
+        "max_depth": 1,
+        "payload_schema": {"maximum": 1e300},
+        "hue": 1,
+    }
+    call.sql(
+        "UPDATE queues SET settings = $2::jsonb, updated_at = clock_timestamp() WHERE name = $1",
+        queue,
+        json.dumps(stored),
+    )
+    other = f"{queue}-other"
+    call.configure(other, max_depth=5)
+    soon(lambda: call.queue(queue)["max_depth"] == 1)
+    assert call.http.get("/queues").status_code == 200
+    done = call.http.post(
+        "/jobs", json={"kind": "noop", "queue": queue}, headers={"prefer": "wait=30"}, timeout=60
+    )
+    assert done.json()["state"] == "done"
+    # What can be read of them holds.
+    assert call.http.post("/jobs", json={"kind": "nobody", "queue": queue}).status_code == 202
+    assert call.http.post("/jobs", json={"kind": "nobody", "queue": queue}).status_code == 429
+    assert '"queue.setting_unreadable"' in shared_server.log()
+
+
+def test_many_who_pause_and_resume_at_once_are_all_answered(call: Caller, queue: str) -> None:
+    def turn(number: int) -> int:
+        verb = "pause" if number % 2 else "resume"
+        return call.http.post(f"/queues/{queue}-{number % 7}/{verb}").status_code
+
+    with ThreadPoolExecutor(16) as callers:
+        assert set(callers.map(turn, range(240))) == {200}
