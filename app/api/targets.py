@@ -61,7 +61,7 @@ async def put_target(request: Request) -> Response:
         raise invalid(*wrong)
     _refuse_configured(house, name)
     try:
-        # A change that does not speak of the token leaves it as it is.
+        # A change that does not speak of the token leaves it as it is, as long as it goes to the same server.
         created = await house.targets.put(name, fields, keep_token="token" not in parts)
     except ValueError as problem:
         raise invalid("token", str(problem)) from problem
@@ -73,7 +73,7 @@ async def delete_target(request: Request) -> Response:
     house = house_of(request)
     name = request.path_params["name"]
     _refuse_configured(house, name)
-    if not await house.targets.delete(name):
+    if not is_name(name) or not await house.targets.delete(name):
         raise NotFound("There is no such target.")
     return Response(status_code=204)
 
@@ -144,6 +144,8 @@ async def usage(request: Request) -> Response:
     for name in query:
         if name not in {"since", "until", "model"}:
             raise invalid(name, "is not a known filter")
+    if "\0" in query.get("model", ""):
+        raise invalid("model", "has a NUL character")
     until = _day("until", query.get("until")) or datetime.now(UTC).date()
     since = _day("since", query.get("since")) or until - timedelta(
         days=min(DEFAULT_DAYS, until.toordinal() - 1)

@@ -39,7 +39,7 @@ def check_embed_answer(answer: Mapping[str, Any], dialect: Dialect) -> None:
     """Raises GarbledAnswer for JSON that holds no embeddings."""
     expected = ("embeddings", "embedding") if dialect == "ollama" else ("data",)
     if not any(isinstance(answer.get(name), list) for name in expected):
-        raise GarbledAnswer(f"no embeddings: {str(answer)[:500]}")
+        raise GarbledAnswer("no embeddings", str(answer)[:500])
 
 
 def embed_answer_to_openai(answer: Mapping[str, Any], model: str, encoding_format: str) -> Frame:
@@ -78,7 +78,7 @@ def _encoded(vector: Any, encoding_format: str) -> Any:
     try:
         return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")
     except (TypeError, struct.error, OverflowError):
-        raise GarbledAnswer(f"an embedding is no list of numbers: {str(vector)[:200]}") from None
+        raise GarbledAnswer("an embedding is no list of numbers", str(vector)[:200]) from None
 
 
 def _decoded(vector: Any) -> list[Any]:
@@ -88,4 +88,4 @@ def _decoded(vector: Any) -> list[Any]:
         packed = base64.b64decode(vector, validate=True)
         return list(struct.unpack(f"<{len(packed) // 4}f", packed))
     except (ValueError, struct.error):
-        raise GarbledAnswer(f"an embedding is no base64 of 32-bit floats: {vector[:200]}") from None
+        raise GarbledAnswer("an embedding is no base64 of 32-bit floats", vector[:200]) from None

@@ -29,7 +29,7 @@ class FrameDecoder:
     def feed(self, data: bytes) -> list[Frame]:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
-            raise GarbledAnswer(f"a line longer than {MAX_LINE_BYTES} bytes: {_shown(self._rest)}")
+            raise GarbledAnswer(f"a line longer than {MAX_LINE_BYTES} bytes", _shown(self._rest))
         return [frame for line in lines for frame in self._line(line)]
 
     def finish(self) -> list[Frame]:
@@ -56,9 +56,9 @@ def parse_frame(data: bytes) -> Frame:
     try:
         frame: Any = msgspec.json.decode(data)
     except (ValueError, RecursionError):
-        raise GarbledAnswer(f"no JSON: {_shown(data)}") from None
+        raise GarbledAnswer("no JSON", _shown(data)) from None
     if not isinstance(frame, dict):
-        raise GarbledAnswer(f"no JSON object: {_shown(data)}")
+        raise GarbledAnswer("no JSON object", _shown(data))
     return frame
 
 

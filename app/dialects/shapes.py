@@ -20,7 +20,15 @@ class UntranslatableRequest(ValueError):
 
 
 class GarbledAnswer(ValueError):
-    """The target answered something that is not its dialect; the message holds a piece of what came."""
+    """The target answered something that is not its dialect.
+
+    The message holds a piece of what came, for the owner of the job alone: that may be anything. `kind` says
+    what is wrong without any of it, for operators and logs.
+    """
+
+    def __init__(self, kind: str, piece: str | None = None) -> None:
+        super().__init__(kind if piece is None else f"{kind}: {piece}")
+        self.kind = kind
 
 
 def as_text(value: Any) -> str:

@@ -132,11 +132,13 @@ class LlmExecutor:
                     JobError("target_unreachable", f"{self._line.name}: {problem.reason}", retryable=True),
                 )
             case OutboundTimeout():
-                return self._bad_answer("target_timeout", problem.reason)
+                return self._bad_answer("target_timeout", problem.reason, problem.reason)
             case AnswerCutError() | IncompleteAnswer():
                 return self._bad_answer("answer_cut_short", str(problem))
             case _:
-                return self._bad_answer("target_garbled", f"the target's answer could not be read: {problem}")
+                kind = problem.kind if isinstance(problem, GarbledAnswer) else str(problem)
+                message = f"the target's answer could not be read: {problem}"
+                return self._bad_answer("target_garbled", message, kind)
 
     async def _run(self, job: ClaimedJob, context: RunContext) -> Outcome:
         kind = _KINDS[job.kind]
@@ -224,15 +226,16 @@ class LlmExecutor:
                 delay = min(MAX_BUSY_SECONDS, defer_delay(job.deferrals, self._dice()))
             return Deferred(delay, "target_busy", JobError("target_busy", message, retryable=True))
         if refused.status >= 500:
-            return self._bad_answer("target_error", message)
+            return self._bad_answer("target_error", message, f"HTTP {refused.status}")
         self._line.answered()
         if refused.status == 404 and "not found" in message:
             self._line.out_of_date()
             return Failed(JobError("model_not_found", message, status=404))
         return Failed(JobError("target_rejected", message, status=refused.status))
 
-    def _bad_answer(self, code: str, message: str) -> Retry:
-        self._line.failed(f"{code}: {message}")
+    def _bad_answer(self, code: str, message: str, kind: str | None = None) -> Retry:
+        """`message` may be the target's own words: those are for the job, and operators are told the kind."""
+        self._line.failed(code if kind is None else f"{code}: {kind}")
         return Retry(JobError(code, message[:MAX_MESSAGE], retryable=True))
 
 

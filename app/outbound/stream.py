@@ -281,7 +281,7 @@ class _Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self._fail(OutboundProtocolError("the target switched protocols"))
         except httptools.HttpParserError:
-            self._fail(OutboundProtocolError(f"no HTTP: {data[:200].decode('utf-8', 'replace')}"))
+            self._fail(OutboundProtocolError(f"no HTTP, but {len(data)} bytes of something else"))
         if not self._head_done and self._received > _MAX_HEAD_BYTES:
             self._fail(OutboundProtocolError("the answer's headers are too large"))
         if self._failed is not None:

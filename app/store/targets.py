@@ -22,7 +22,8 @@ PUT = """
 INSERT INTO targets (name, settings, token) VALUES ($1, $2::jsonb, $3)
 ON CONFLICT (name) DO UPDATE SET
     settings = EXCLUDED.settings,
-    token = CASE WHEN $4 THEN targets.token ELSE EXCLUDED.token END,
+    -- Whoever else changed the address meanwhile: a token never goes where it was not meant to go.
+    token = CASE WHEN targets.settings->>'url' = $4 THEN targets.token ELSE EXCLUDED.token END,
     inventory = CASE WHEN targets.settings->>'url' = EXCLUDED.settings->>'url' THEN targets.inventory END,
     resident = CASE WHEN targets.settings->>'url' = EXCLUDED.settings->>'url' THEN targets.resident END,
     asleep_since = NULL, warning = NULL, woken_at = NULL, wake_tries = 0, updated_at = now()
@@ -31,10 +32,21 @@ RETURNING (xmax = 0) AS created
 
 
 async def put_target(
-    database: Database, name: str, settings: dict[str, Any], token: bytes | None, *, keep_token: bool
+    database: Database, name: str, settings: dict[str, Any], token: bytes | None, *, keep_token_of: str | None
 ) -> bool:
-    """Make or change a target; True when it is new. What is known of it goes with its address."""
-    return bool(await database.fetchval(PUT, name, orjson.dumps(settings).decode(), token, keep_token))
+    """Make or change a target; True when it is new. What is known of it goes with its address.
+
+    `keep_token_of`: the URL that the token was given for; if it is still the target's, the token stays.
+    """
+    return bool(await database.fetchval(PUT, name, orjson.dumps(settings).decode(), token, keep_token_of))
+
+
+GIVEN_FOR = "SELECT settings->>'url' FROM targets WHERE name = $1 AND token IS NOT NULL"
+
+
+async def url_of_token(database: Database, name: str) -> str | None:
+    """Where the token of this target goes; None when it has none."""
+    return await database.fetchval(GIVEN_FOR, name)  # type: ignore[no-any-return]
 
 
 DELETE = "DELETE FROM targets WHERE name = $1 AND settings IS NOT NULL RETURNING name"

@@ -11,8 +11,9 @@ from msgspec import Meta
 
 from app.config import SettingsError
 from app.dialects import Dialect
-from app.jobs.submission import NAME, Name
+from app.jobs.submission import NAME, NO_NUL, Name
 from app.outbound.stream import token_problem, url_problem
+from app.outbound.urls import parse_url
 
 DEFAULT_SLOTS = 4
 MAX_SLOTS = 10_000
@@ -29,7 +30,7 @@ class WakeAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """How to wake it: a magic packet to `mac` (by way of `address`), or a call of `url`."""
 
     mac: str | None = None
-    address: Annotated[str, Meta(max_length=255)] = "255.255.255.255"
+    address: Annotated[str, Meta(min_length=1, max_length=255, pattern=NO_NUL)] = "255.255.255.255"
     port: Annotated[int, Meta(ge=1, le=65535)] = 9
     url: Annotated[str, Meta(max_length=2048)] | None = None
     method: Literal["GET", "POST", "PUT"] = "POST"
@@ -86,6 +87,11 @@ class TargetConfig:
 def base_url(url: str) -> str:
     """Without the slash at the end, and without the /v1 that OpenAI's clients want to be told."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def same_server(one: str, other: str) -> bool:
+    """Whether what is meant for the one may be sent to the other: same scheme, host and port."""
+    return parse_url(one).origin == parse_url(other).origin
 
 
 def problem_with(fields: TargetFields) -> tuple[str, str] | None:

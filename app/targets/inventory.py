@@ -75,7 +75,7 @@ class Inventory:
 def ollama_inventory(tags: Any, running: Any, version: Any) -> Inventory:
     """From /api/tags, /api/ps and /api/version. Raises GarbledAnswer."""
     if not isinstance(as_dict(tags).get("models"), list):
-        raise GarbledAnswer(f"no list of models: {str(tags)[:200]}")
+        raise GarbledAnswer("/api/tags answered no list of models")
     return Inventory(
         "ollama",
         _frames(as_dict(tags).get("models")),
@@ -87,7 +87,7 @@ def ollama_inventory(tags: Any, running: Any, version: Any) -> Inventory:
 def openai_inventory(models: Any) -> Inventory:
     """From /v1/models. Raises GarbledAnswer."""
     if not isinstance(as_dict(models).get("data"), list):
-        raise GarbledAnswer(f"no list of models: {str(models)[:200]}")
+        raise GarbledAnswer("/v1/models answered no list of models")
     return Inventory("openai", _frames(as_dict(models).get("data")))
 
 

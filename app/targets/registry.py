@@ -7,6 +7,7 @@ target is asleep still knows what the target has.
 import asyncio
 import contextlib
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +21,14 @@ import structlog
 
 from app.dialects import Frame, GarbledAnswer, parse_frame
 from app.jobs.lanes import parse_llm_lane
+from app.loops.coalesced import Coalesced
 from app.loops.loop import Loop
 from app.outbound import GuardedClient, OutboundError
 from app.outbound.stream import StreamingClient
 from app.secretbox import SecretBox, SecretBoxError
 from app.store import targets as store
 from app.store.database import Database
-from app.targets.config import ECHO_NAME, TargetConfig, TargetFields
+from app.targets.config import ECHO_NAME, TargetConfig, TargetFields, same_server
 from app.targets.inventory import Inventory, ollama_inventory, openai_inventory
 from app.targets.target import Target
 from app.targets.wake import WakeError, wake
@@ -86,6 +88,8 @@ class Registry:
         self._probers: dict[str, _Prober] = {}
         self._reloader = Loop("targets", self._reload_once, interval=RELOAD_SECONDS)
         self._loaded = False
+        # One at a time: each of them stops and starts probers.
+        self.reload = Coalesced(self._take_over)
         self._on_ready: list[OnReady] = []
         self._on_change: list[Callable[[], None]] = []
         for config in configured:
@@ -181,16 +185,17 @@ class Registry:
     # -- changes -------------------------------------------------------------------------------------
 
     async def put(self, name: str, fields: TargetFields, *, keep_token: bool) -> bool:
-        """Make or change a target; True when it is new."""
+        """Make or change a target; True when it is new. ValueError when its token cannot be kept."""
         config = TargetConfig.of(name, fields, "api")
+        known = await store.url_of_token(self._database, name) if keep_token else None
+        if known is not None and not same_server(known, config.url):
+            raise ValueError("the URL is another server's: give the token for it, or null for none")
         sealed = None
         if fields.token is not None:
             if self._secret_box is None:
                 raise ValueError("FOREMAN_SECRET_KEY is needed to keep a token")
             sealed = self._secret_box.seal(fields.token, _aad(name))
-        created = await store.put_target(
-            self._database, name, config.settings(), sealed, keep_token=keep_token
-        )
+        created = await store.put_target(self._database, name, config.settings(), sealed, keep_token_of=known)
         await self.reload()
         return created
 
@@ -206,8 +211,8 @@ class Registry:
         await self.reload()
         return None
 
-    async def reload(self) -> None:
-        """Take over what the table says: new, changed and removed targets, and what others found out."""
+    async def _take_over(self) -> None:
+        """What the table says: new, changed and removed targets, and what others found out."""
         rows = await store.list_targets(self._database)
         wanted: dict[str, tuple[TargetConfig, asyncpg.Record | None]] = {
             name: (config, None) for name, config in self._configured.items()
@@ -298,6 +303,11 @@ class Registry:
             callback()
 
 
+def _media_type(header: str | None) -> str:
+    found = re.match(r"[a-z]{1,20}/[a-z0-9.+-]{1,60}(?=\s*(;|$))", (header or "").strip().lower())
+    return found[0] if found else "something untyped"
+
+
 def _aad(name: str) -> str:
     return f"target:{name}"
 
@@ -362,7 +372,7 @@ class _Prober:
             except OutboundError as problem:
                 await self._no_answer(problem.reason)
             except GarbledAnswer as problem:
-                await self._no_answer(f"it answers, but not as a target does: {problem}")
+                await self._no_answer(f"it answers, but not as a target does: {problem.kind}")
             else:
                 await self._answer(inventory, began)
             finally:
@@ -380,8 +390,14 @@ class _Prober:
     async def _get(self, path: str, *, needed: bool = True) -> Frame | None:
         async with self._target.request("GET", path, idle_seconds=PROBE_SECONDS) as answer:
             body = await answer.read(MAX_INVENTORY_BYTES)
-            if answer.status == 200:
+        if answer.status == 200:
+            try:
                 return parse_frame(body)
+            except GarbledAnswer as problem:
+                # Whatever is listening there: its words are not for our logs.
+                media = _media_type(answer.headers.get("content-type"))
+                size = len(body)
+                raise GarbledAnswer(f"{path} answered {media} of {size} bytes: {problem.kind}") from problem
         if needed:
             raise GarbledAnswer(f"{path} answered {answer.status}")
         return None

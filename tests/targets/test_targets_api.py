@@ -1,6 +1,8 @@
 """/targets and /usage over HTTP, and what happens when targets come, change and go."""
 
+import contextlib
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,10 +10,12 @@ import httpx
 import pytest
 
 from app.config import SettingsError
+from app.store.embedded import EmbeddedPostgres
 from app.targets.config import from_environment
 from app.targets.wake import magic_packet
 from tests.conftest import Server, wait_until
 from tests.fakes import FakeOllama
+from tests.serving import serving
 
 HELLO = [{"role": "user", "content": "Hello, world"}]
 KEY = {"FOREMAN_SECRET_KEY": "a passphrase for the tests"}
@@ -23,12 +27,19 @@ def fake() -> Iterator[FakeOllama]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def keyed(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that can keep tokens, for tests that clean up after themselves."""
+    with serving(postgres, tmp_path_factory.mktemp("keyed"), **KEY) as server:
+        yield server
+
+
 def put(server: Server, name: str, **fields: object) -> httpx.Response:
-    return httpx.put(f"{server.url}/targets/{name}", json=fields)
+    return httpx.put(f"{server.url}/targets/{name}", json=fields, timeout=60)
 
 
 def get(server: Server, name: str) -> dict:
-    return httpx.get(f"{server.url}/targets/{name}").json()
+    return httpx.get(f"{server.url}/targets/{name}", timeout=60).json()
 
 
 def submit(server: Server, **more: object) -> str:
@@ -58,7 +69,7 @@ def test_a_target_is_made_used_changed_and_removed(
     assert job(server, submit(server), 20)["target"] == "laptop"
     assert [each["name"] for each in httpx.get(f"{server.url}/targets").json()["targets"]] == ["laptop"]
 
-    # A change that does not speak of the token keeps it.
+    # A change that does not speak of the token keeps it, as long as it is for the same server.
     assert put(server, "laptop", url=fake.url, slots=3).status_code == 200
     assert get(server, "laptop")["has_token"] is True
     assert put(server, "laptop", url=fake.url, token=None).json()["has_token"] is False
@@ -67,6 +78,68 @@ def test_a_target_is_made_used_changed_and_removed(
     assert httpx.get(f"{server.url}/targets/laptop").status_code == 404
     assert httpx.delete(f"{server.url}/targets/laptop").status_code == 404
     assert [each["name"] for each in httpx.get(f"{server.url}/targets").json()["targets"]] == ["echo"]
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    ["http://127.0.0.1:9", "https://127.0.0.1:{port}", "http://127.0.0.2:{port}", "http://localhost:{port}"],
+)
+def test_a_token_never_follows_the_target_to_another_server(keyed: Server, elsewhere: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert put(keyed, "moving", url=f"http://127.0.0.1:{port}", token="tell-nobody").status_code == 201
+    refused = put(keyed, "moving", url=elsewhere.format(port=port))
+    assert refused.status_code == 422
+    assert refused.json()["errors"][0]["field"] == "token"
+    assert get(keyed, "moving")["url"] == f"http://127.0.0.1:{port}"
+    # Another path of the same server is the same server; and whoever says so may take the token away.
+    assert put(keyed, "moving", url=f"http://127.0.0.1:{port}/below").json()["has_token"] is True
+    moved = put(keyed, "moving", url=elsewhere.format(port=port), token=None)
+    assert (moved.status_code, moved.json()["has_token"]) == (200, False)
+    assert put(keyed, "moving", url="http://127.0.0.1:8").json()["has_token"] is False
+    assert httpx.delete(f"{keyed.url}/targets/moving", timeout=60).status_code == 204
+
+
+def _says(content: bytes, listener: socket.socket) -> None:
+    """Answer whoever comes with this, until the listener is closed."""
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(content)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"SSH-2.0-hunter2\r\n", "no HTTP"),
+        (
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/html; x=hunter2\r\ncontent-length: 13\r\n\r\n<b>hunter2</b",
+            "text/html of 13",
+        ),
+        (
+            b'HTTP/1.1 200 OK\r\ncontent-type: hunter2\r\ncontent-length: 15\r\n\r\n{"is":"hunter2"',
+            "untyped of 15",
+        ),
+        (b'HTTP/1.1 200 OK\r\ncontent-length: 16\r\n\r\n{"is":"hunter2"}', "no list of models"),
+        (b"HTTP/1.1 500 hunter2\r\ncontent-length: 7\r\n\r\nhunter2", "500"),
+    ],
+)
+def test_what_answers_in_place_of_a_target_is_described_and_not_repeated(
+    keyed: Server, content: bytes, told: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=_says, args=(content, listener), daemon=True).start()
+        put(keyed, "imposter", url=f"http://127.0.0.1:{listener.getsockname()[1]}")
+        wait_until(
+            lambda: told in (get(keyed, "imposter")["warning"] or ""),
+            explain=lambda: str(get(keyed, "imposter")),
+        )
+        assert "hunter2" not in httpx.get(f"{keyed.url}/targets", timeout=60).text
+        listener.shutdown(socket.SHUT_RDWR)
+    assert httpx.delete(f"{keyed.url}/targets/imposter", timeout=60).status_code == 204
+    assert "hunter2" not in keyed.log()
 
 
 def test_the_token_goes_to_the_target_and_lies_sealed_in_the_table(
