@@ -23,6 +23,7 @@ from app.api.worker_schemas import (
     HeartbeatRequest,
     LogsRequest,
     ProgressRequest,
+    Token,
     as_settlement,
     decode,
 )
@@ -187,7 +188,7 @@ class _Entry(msgspec.Struct):
 
 
 class _EntryHead(msgspec.Struct):
-    job_id: str
+    job_id: Token
     verb: str
 
 

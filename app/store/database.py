@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 import asyncpg
 
-from app.errors import DatabaseUnavailable
+from app.errors import DatabaseUnavailable, InvalidRequest
 from app.store.outage import Outage, cause_of
 
 # Nothing of such a statement was done: PostgreSQL undid it to let others go on (40001, 40P01), or did not even
@@ -46,6 +46,10 @@ AWAY = (
     asyncpg.InvalidCachedStatementError,
     asyncpg.OutdatedSchemaCacheError,
 )
+
+
+# PostgreSQL keeps no NUL, neither in text (22021) nor in JSON (22P05).
+NOT_TEXT = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
 
 
 class Runner(Protocol):
@@ -194,6 +198,9 @@ def translated(outage: Outage | None = None) -> Any:
     """Turn every way in which the database can be away into one error that names the cause."""
     try:
         yield
+    except NOT_TEXT as problem:
+        # Checked where texts come in; this is for the place where somebody forgot.
+        raise InvalidRequest("There is a NUL character in a text, which cannot be kept.") from problem
     except AWAY as problem:
         cause = cause_of(problem) if outage is None else outage.failed(problem)
         raise DatabaseUnavailable(cause.text, retry_after=RETRY_AFTER_SECONDS) from problem
