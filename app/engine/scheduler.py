@@ -33,6 +33,8 @@ PATIENCE = timedelta(seconds=3)
 # When an expression has no further tick, the schedule sleeps.
 NEVER = datetime.fromisoformat("9999-01-01T00:00:00+00:00")
 MAX_DEPTH = 500
+# For how long a schedule whose next tick cannot be computed here is left alone.
+PUT_OFF = timedelta(minutes=1)
 
 
 class Scheduler:
@@ -65,11 +67,19 @@ class Scheduler:
             if schedule is None:
                 return False
             cron, zone, now = schedule["cron"], schedule["timezone"], schedule["now"]
-            ticks = due_ticks(cron, zone, schedule["next_at"], now, patience=PATIENCE)
+            try:
+                ticks = due_ticks(cron, zone, schedule["next_at"], now, patience=PATIENCE)
+                following = next_tick(cron, zone, max(ticks[-1], schedule["next_at"])) or NEVER
+            except Exception as problem:
+                # Such as a time zone that is not known on this machine. It would come first again and again:
+                # it is put off, for the others are behind it.
+                log.exception("scheduler.no_next_tick", schedule=schedule["name"])
+                ticked = Ticked(now, "error", error=f"the next tick is not known: {type(problem).__name__}")
+                await schedules.move_on(connection, schedule["name"], now + PUT_OFF, ticked)
+                return True
             for tick in ticks:
                 ticked = await self._enqueue(connection, schedule, tick, admitted)
                 TICKS.labels(ticked.outcome).inc()
-            following = next_tick(cron, zone, max(ticks[-1], schedule["next_at"])) or NEVER
             await schedules.move_on(connection, schedule["name"], following, ticked)
         for each in admitted:
             self._intake.announce(each)

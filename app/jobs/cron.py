@@ -53,11 +53,65 @@ def check_timezone(name: str) -> None:
 
 def next_tick(expression: str, timezone: str, after: datetime) -> datetime | None:
     """The first tick later than `after`, in UTC; None when there is none for decades."""
+    zone = _zone(timezone)
     try:
-        tick: datetime = next(CronSim(expression, after.astimezone(_zone(timezone))))
+        if _comes_by_the_clock(expression):
+            # In the hour that comes twice, the library names its first time even when that is over.
+            ticks = (tick.astimezone(UTC) for tick in CronSim(expression, after.astimezone(zone)))
+            return next(tick for tick in ticks if tick > after)
+        return _next_match(expression, zone, after)
     except (StopIteration, OverflowError):
         return None
-    return tick.astimezone(UTC)
+
+
+def _comes_by_the_clock(expression: str) -> bool:
+    """Once for each time on the clock, as Debian's cron has it for jobs at set times. All others come as
+    often as the clock shows their time."""
+    fields = expression.split()
+    return len(fields) == 5 and not fields[0].startswith("*") and not fields[1].startswith("*")
+
+
+# No clock is set back by more, and no two changes are closer together.
+_LONGEST_CHANGE = timedelta(hours=4)
+_A_DAY_AND_A_CHANGE = timedelta(hours=28)
+_SECOND = timedelta(seconds=1)
+
+
+def _next_match(expression: str, zone: ZoneInfo, after: datetime) -> datetime:
+    """The first moment later than `after` at which the clock of the zone shows a match.
+
+    Between two changes of the clock that is plain arithmetic, so it goes from one to the next. The library
+    alone loses its place where a change is not by a whole hour.
+    """
+    since = after.astimezone(UTC).replace(microsecond=0) + _SECOND
+    while True:
+        offset = _offset(zone, since)
+        local = (since + offset).replace(tzinfo=None)
+        match = next(CronSim(expression, local - _SECOND)).replace(tzinfo=UTC) - offset
+        horizon = min(match, since + _LONGEST_CHANGE)
+        if _offset(zone, horizon) != offset:
+            since = _change(zone, since, horizon)
+        elif horizon == match:
+            return match
+        else:
+            # Nothing before the day of the match, but the clock may be changed on the way to it.
+            since = max(horizon, match - _A_DAY_AND_A_CHANGE)
+
+
+def _change(zone: ZoneInfo, before: datetime, after: datetime) -> datetime:
+    """The first second at which the clock is no longer as it was `before`."""
+    offset = _offset(zone, before)
+    while after - before > _SECOND:
+        middle = before + timedelta(seconds=(after - before) // _SECOND // 2)
+        if _offset(zone, middle) == offset:
+            before = middle
+        else:
+            after = middle
+    return after
+
+
+def _offset(zone: ZoneInfo, moment: datetime) -> timedelta:
+    return moment.astimezone(zone).utcoffset() or timedelta()
 
 
 def due_ticks(
@@ -81,13 +135,22 @@ def due_ticks(
 
 def last_tick(expression: str, timezone: str, at_least: datetime, now: datetime) -> datetime:
     """The latest tick up to `now`."""
-    # Backwards it begins before the moment given; a tick at this very moment counts.
-    local = (now + timedelta(microseconds=1)).astimezone(_zone(timezone))
-    try:
-        tick: datetime = next(CronSim(expression, local, reverse=True))
-    except (StopIteration, OverflowError):
-        return at_least
-    return max(at_least, tick.astimezone(UTC))
+
+    def is_over_by_now(after: datetime) -> bool:
+        tick = next_tick(expression, timezone, after)
+        return tick is not None and tick <= now
+
+    # Look back twice as far each time, then halve what is left: by the same ticks that are found forwards.
+    back = _SECOND
+    while not is_over_by_now(now - back):
+        back *= 2
+        if now - back < at_least:
+            return at_least
+    early, late = now - back, now
+    while late - early > _SECOND:
+        middle = early + (late - early) / 2
+        early, late = (middle, late) if is_over_by_now(middle) else (early, middle)
+    return max(at_least, next_tick(expression, timezone, early) or at_least)
 
 
 @lru_cache(maxsize=256)
