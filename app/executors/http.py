@@ -29,7 +29,6 @@ from app.outbound import (
 
 # What is kept of an answer; the rest is cut off and the result says so.
 MAX_BODY_BYTES = 1024 * 1024
-MAX_RETRY_AFTER_SECONDS = 86_400.0
 MIN_TIMEOUT_SECONDS = 0.1
 TOO_MANY_REQUESTS = 429
 
@@ -89,9 +88,8 @@ def _judge(call: HttpCall, response: OutboundResponse, now: datetime) -> Outcome
         return Succeeded(result_text(response))
     message = f"{call.verb} was answered with {response.status}."
     if response.status == TOO_MANY_REQUESTS or response.status >= 500:
-        after = response.retry_after_seconds(now)
-        delay = None if after is None else min(after, MAX_RETRY_AFTER_SECONDS)
-        return Retry(JobError(f"http_{response.status}", message, retryable=True), delay)
+        error = JobError(f"http_{response.status}", message, retryable=True)
+        return Retry(error, response.retry_after_seconds(now))
     if 300 <= response.status < 400:
         message += " Redirects are not followed: give the final URL, or count it as success."
     return Failed(JobError(f"http_{response.status}", message))

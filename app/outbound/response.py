@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
+# "Tomorrow" is as far as anybody can mean; what lies beyond is a mistake, and no moment to compute with.
+MAX_RETRY_AFTER_SECONDS = 86_400.0
+
 
 @dataclass(frozen=True, slots=True)
 class OutboundResponse:
@@ -36,17 +39,19 @@ class OutboundResponse:
         return body[0], self.truncated or body[1]
 
     def retry_after_seconds(self, now: datetime) -> float | None:
-        """What Retry-After asks for, in seconds from `now`, never negative; None if it is not usable."""
+        """What Retry-After asks for, in seconds from `now`: from none to a day. None if it is not usable."""
         value = (self.header("retry-after") or "").strip()
         if value.isascii() and value.isdigit():
-            return float(value[:9])  # longer numbers mean "never" as well as this one does
+            return min(MAX_RETRY_AFTER_SECONDS, float(value[:9]))
         try:
             moment = parsedate_to_datetime(value)
-        except ValueError:
+            if moment.tzinfo is None:
+                moment = moment.replace(tzinfo=UTC)
+            seconds = (moment - now).total_seconds()
+        except (ValueError, OverflowError, TypeError, IndexError):
+            # The last hours of the year 9999 are past the end of time in other zones.
             return None
-        if moment.tzinfo is None:
-            moment = moment.replace(tzinfo=UTC)
-        return max(0.0, (moment - now).total_seconds())
+        return min(MAX_RETRY_AFTER_SECONDS, max(0.0, seconds))
 
 
 def _inflated(body: bytes, encoding: str, max_bytes: int) -> tuple[bytes, bool] | None:

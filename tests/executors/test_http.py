@@ -218,9 +218,22 @@ async def test_trouble_on_the_other_side_is_tried_again(executor: HttpExecutor, 
     assert outcome.delay_seconds is None
 
 
-@pytest.mark.parametrize(("value", "seconds"), [("7", 7), ("999999999", 86_400)])
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("7", 7),
+        ("999999999", 86_400),
+        ("9" * 400, 86_400),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 86_400),
+        ("Sat, 01 Jan 0001 00:00:00 GMT", 0),
+        # Offsets that no clock has, and no integer holds.
+        ("Fri, 31 Dec 9999 23:59:59 +99999999999999999999", None),
+        ("1e30", None),
+        ("-5", None),
+    ],
+)
 async def test_retry_after_decides_when_but_not_never(
-    executor: HttpExecutor, value: str, seconds: float
+    executor: HttpExecutor, value: str, seconds: float | None
 ) -> None:
     async with Receiver(answer(b"", status=503, extra=f"retry-after: {value}\r\n")) as receiver:
         outcome = await run(executor, {"url": receiver.url})
