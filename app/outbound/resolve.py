@@ -1,29 +1,55 @@
-"""Name lookup that a hanging name server cannot clog.
+"""Name lookup that names which do not answer cannot clog.
 
 Event loops look names up in a small shared thread pool (four threads under uvloop), where a few names that do
 not answer keep everybody else waiting. Here each name has its own short-lived daemon thread, and all who ask
-for the same name meanwhile share its answer. Nothing is cached once the answer is in.
+for the same name meanwhile share its answer. Addresses are not cached once the answer is in.
+
+A thread that waits for a name server cannot be stopped, so two things are bounded: how many look-ups are
+young, and how many threads there are at all. A look-up that takes long gives its place to the next, and goes
+on for whoever still waits. Names that were found lately have places and threads of their own: however many
+names nobody answers for, theirs are found.
 """
 
 import asyncio
 import socket
 import threading
+import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 Resolver = Callable[[str], Awaitable[Sequence[str]]]
 
+# After so long it is not young any more. Most answers come within milliseconds.
+SLOW_SECONDS = 1.0
+# For how long a name that took that long and was not found in the end is not asked for again.
+REFUSED_SECONDS = 10.0
+# Names that were found lately.
+MAX_KNOWN = 4096
+
+
+class _Lane:
+    def __init__(self, young: int, threads: int) -> None:
+        self.young = asyncio.Semaphore(young)
+        self.threads = asyncio.Semaphore(threads)
+
 
 class ThreadResolver:
     """Resolves host names to addresses with the system's resolver. OSError when a name has none."""
 
-    def __init__(self, max_threads: int = 64) -> None:
-        self._slots = asyncio.Semaphore(max_threads)
+    def __init__(self, *, young: int = 64, threads: int = 256, slow_seconds: float = SLOW_SECONDS) -> None:
+        self._slow_seconds = slow_seconds
+        self._strangers = _Lane(young, threads)
+        self._acquainted = _Lane(max(1, young // 2), max(1, threads // 4))
+        self._known: OrderedDict[str, None] = OrderedDict()
+        self._refused: dict[str, float] = {}
         self._lookups: dict[str, asyncio.Task[list[str]]] = {}
 
     async def __call__(self, host: str) -> list[str]:
         lookup = self._lookups.get(host)
         if lookup is None:
+            if self._is_refused(host):
+                raise OSError(socket.EAI_AGAIN, "the name server did not answer")
             lookup = self._lookups[host] = asyncio.create_task(self._look_up(host))
             lookup.add_done_callback(lambda done: self._forget(host, done))
         # Shielded: the deadline of one who waits must not end the lookup for the others.
@@ -34,26 +60,56 @@ class ThreadResolver:
         if not lookup.cancelled():
             lookup.exception()  # seen, even when nobody waits for it any more
 
+    def _is_refused(self, host: str) -> bool:
+        now = time.monotonic()
+        if self._refused and next(iter(self._refused.values())) <= now:
+            self._refused = {name: until for name, until in self._refused.items() if until > now}
+        return host in self._refused
+
     async def _look_up(self, host: str) -> list[str]:
-        async with self._slots:
-            answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-            # A daemon, because a process that shuts down must not wait for a name server.
-            threading.Thread(target=_ask_system, args=(host, answer), name="resolve", daemon=True).start()
-            return await answer
+        lane = self._acquainted if host in self._known else self._strangers
+        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        async with lane.young:
+            await lane.threads.acquire()
+            began = time.monotonic()
+            try:
+                # A daemon, because a process that shuts down must not wait for a name server.
+                threading.Thread(
+                    target=_ask_system, args=(host, answer, lane.threads.release), name="resolve", daemon=True
+                ).start()
+            except RuntimeError as problem:
+                lane.threads.release()
+                raise OSError(socket.EAI_AGAIN, "no thread could be started") from problem
+            await asyncio.wait([answer], timeout=self._slow_seconds)
+        try:
+            addresses = await answer
+        except OSError:
+            self._known.pop(host, None)
+            if time.monotonic() - began >= self._slow_seconds:
+                self._refused[host] = time.monotonic() + REFUSED_SECONDS
+            raise
+        self._known[host] = None
+        self._known.move_to_end(host)
+        if len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return addresses
 
 
-def _ask_system(host: str, answer: asyncio.Future[list[str]]) -> None:
+def _ask_system(host: str, answer: asyncio.Future[list[str]], done: Callable[[], None]) -> None:
     """Thread body: hands the addresses of `host`, or the error, to the loop that `answer` belongs to."""
     try:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
         addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
-        _hand_over(answer, addresses, None)
+        _hand_over(answer, addresses, None, done)
     except (OSError, UnicodeError) as error:
-        _hand_over(answer, [], error)
+        _hand_over(answer, [], error, done)
 
 
-def _hand_over(answer: asyncio.Future[list[str]], addresses: list[str], error: Exception | None) -> None:
+def _hand_over(
+    answer: asyncio.Future[list[str]], addresses: list[str], error: Exception | None, done: Callable[[], None]
+) -> None:
     def settle() -> None:
+        done()
         if answer.done():
             return
         if error is None:

@@ -15,12 +15,13 @@ class SlowNames:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.released = threading.Event()
+        self.missing_in_the_end = False
 
     def __call__(self, host: str, port: object, **_: object) -> list:
         self.asked.append(host)
         if host.startswith("slow"):
-            self.released.wait(10)
-        if host.startswith("missing"):
+            self.released.wait(100)
+        if host.startswith("missing") or (host.startswith("slow") and self.missing_in_the_end):
             raise socket.gaierror(socket.EAI_NONAME, "no such name")
         return [
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0))
@@ -80,3 +81,45 @@ async def test_a_failed_lookup_that_nobody_waits_for_is_forgotten_quietly(names)
     await asyncio.gather(abandoned, return_exceptions=True)
     with pytest.raises(OSError, match="no such name"):
         await resolve("missing.example")
+
+
+async def test_a_hundred_and_forty_names_that_hang_do_not_use_up_the_places_of_all_others(names):
+    resolve = ThreadResolver(slow_seconds=0.05)
+    hanging = [asyncio.create_task(resolve(f"slow{number}.example")) for number in range(140)]
+    await asyncio.sleep(0)
+    async with asyncio.timeout(60):
+        assert await resolve("quick.example") == ["192.0.2.1"]
+    assert not any(task.done() for task in hanging)
+    names.released.set()
+    assert await asyncio.gather(*hanging) == [["192.0.2.1"]] * 140
+
+
+async def test_a_name_that_was_found_before_is_found_however_many_hang(names):
+    resolve = ThreadResolver(young=4, threads=8, slow_seconds=0.05)
+    await resolve("quick.example")
+    hanging = [asyncio.create_task(resolve(f"slow{number}.example")) for number in range(100)]
+    async with asyncio.timeout(60):
+        while len(names.asked) < 9:
+            await asyncio.sleep(0.005)
+        assert await resolve("quick.example") == ["192.0.2.1"]
+        # No more threads than there may be, whoever waits for them.
+        assert len([name for name in names.asked if name.startswith("slow")]) == 8
+    names.released.set()
+    await asyncio.gather(*hanging)
+
+
+async def test_a_name_that_took_long_and_was_not_found_is_left_alone_for_a_moment(names):
+    resolve = ThreadResolver(slow_seconds=0.01)
+    names.missing_in_the_end = True
+    waiting = asyncio.create_task(resolve("slow.example"))
+    async with asyncio.timeout(60):
+        while not names.asked:
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.05)
+        names.released.set()
+        with pytest.raises(OSError, match="no such name"):
+            await waiting
+        with pytest.raises(OSError, match="did not answer"):
+            await resolve("slow.example")
+        assert await resolve("quick.example") == ["192.0.2.1"]
+    assert names.asked.count("slow.example") == 1
