@@ -8,7 +8,7 @@ from email.utils import parsedate_to_datetime
 import typer
 
 import foreman_client as fc
-from app.cli.output import rows_in
+from app.cli.output import plain, rows_in
 from app.cli.session import CommandError, Session, exit_code_of, remote
 
 # A Date header has whole seconds, and the answer took its time.
@@ -43,7 +43,7 @@ def doctor(session: Session) -> None:
         session.out.console.print(f"Server {session.foreman.url}", markup=False)
         for each in findings:
             session.out.console.print(f" {MARKS[each.outcome]} {each.check}: ", end="")
-            session.out.console.print(each.detail, markup=False)
+            session.out.console.print(plain(each.detail), markup=False)
     if failed := [each for each in findings if each.outcome == "failed"]:
         raise typer.Exit(failed[0].exit_code)
 

@@ -7,7 +7,7 @@ import typer
 
 import foreman_client as fc
 from app.cli.live import counted
-from app.cli.output import Output, duration
+from app.cli.output import Output, duration, plain
 from app.cli.session import Session, exit_code_of, remote
 from app.cli.submit import wait_for
 from app.cli.values import pairs, seconds
@@ -123,7 +123,7 @@ def _each(session: Session, job_ids: list[str], act: Callable[[str], fc.Job | No
         try:
             job = act(job_id)
         except (fc.NotFound, fc.Conflict) as error:
-            typer.echo(f"foreman: {job_id}: {error}", err=True)
+            typer.echo(plain(f"foreman: {job_id}: {error}"), err=True)
             code = code or exit_code_of(error)
             continue
         if session.out.as_json:

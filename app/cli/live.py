@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 import foreman_client as fc
-from app.cli.output import Output
+from app.cli.output import Output, plain
 from app.cli.session import CommandError, ExitCode, Session
 
 POLL_HOLD_SECONDS = 1.0
@@ -103,8 +104,7 @@ class _Screen:
         if text := event.text:
             self._bar.stop()
             self._note_new_attempt(event)
-            self._out.console.file.write(text)
-            self._out.console.file.flush()
+            self._out.piece(text)
             self.wrote_text = True
             self._ends_line = text.endswith("\n")
         elif event.type == "progress":
@@ -112,20 +112,25 @@ class _Screen:
             completed, total = bar_of(said)
             self._bar.update(self._task, completed=completed, total=total, counted=counted(said))
             if message := said.get("message") or said.get("step"):
-                self._bar.update(self._task, description=str(message))
+                self._bar.update(self._task, description=_shown(message))
         elif event.type == "log":
             for line in log_lines(event):
-                self._bar.console.print(line, soft_wrap=True, markup=False)
+                self._bar.console.print(plain(line), soft_wrap=True, markup=False)
         elif event.state and event.type == event.state:
-            self._bar.update(self._task, description=f"{event.state} {_reason(event)}".strip())
+            self._bar.update(self._task, description=_shown(f"{event.state} {_reason(event)}".strip()))
 
     def _note_new_attempt(self, event: fc.Event) -> None:
         """What a failed attempt has said stands on the screen; the next one starts over."""
         attempt = event.data.get("attempt") if isinstance(event.data, dict) else None
         if self.wrote_text and attempt != self._attempt:
             self._out.console.file.write("\n")
-            self._out.note(f"[dim]starting over: attempt {attempt}[/dim]")
+            self._out.note(f"[dim]starting over: attempt {_shown(attempt)}[/dim]")
         self._attempt = attempt
+
+
+def _shown(said: object) -> str:
+    """For places where rich looks for its own markup."""
+    return escape(plain(str(said)))
 
 
 def _reason(event: fc.Event) -> str:

@@ -1,6 +1,7 @@
 """Tables for people, JSON for machines. Data goes to stdout, everything said about it to stderr."""
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -27,6 +28,22 @@ STATE_STYLES = {
 }
 
 
+# What makes a terminal do something: C0 but tab and line feed, DEL, C1 (an escape in one character), and what
+# turns the direction of text around. Job data is other people's: it moves nobody's cursor and hides nothing.
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def plain(text: str) -> str:
+    """Text as a terminal may be given it: each control character is shown as one that could not be."""
+    return _CONTROL.sub("\ufffd", text.replace("\r\n", "\n"))
+
+
+def _dump(value: Any, indent: int | None = None) -> str:
+    """JSON says the same with its control characters escaped, those included that it need not escape."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
 class Output:
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -34,14 +51,20 @@ class Output:
         self.notes = Console(stderr=True, highlight=False)
 
     def json(self, value: Any) -> None:
-        sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=str) + "\n")
+        sys.stdout.write(_dump(value, indent=2) + "\n")
 
     def json_line(self, value: Any) -> None:
-        sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+        sys.stdout.write(_dump(value) + "\n")
         sys.stdout.flush()
 
     def text(self, text: str) -> None:
+        text = plain(text)
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+    def piece(self, text: str) -> None:
+        """A part of a text that is still being made."""
+        self.console.file.write(plain(text))
+        self.console.file.flush()
 
     def note(self, text: str) -> None:
         """For the person in front of it; never in the way of the data."""
@@ -67,16 +90,16 @@ class Output:
         table.add_column(overflow="fold")
         for name, value in pairs:
             if value not in (None, "", {}, [], ()):
-                table.add_row(name.replace("_", " "), cell(name, value))
+                table.add_row(Text(plain(name.replace("_", " "))), cell(name, value))
         self.console.print(table)
 
 
 def cell(name: str, value: Any) -> Text:
     if name == "state":
-        return Text(str(value), style=STATE_STYLES.get(str(value), ""))
+        return Text(plain(str(value)), style=STATE_STYLES.get(str(value), ""))
     if value is not None and (name.endswith("_at") or name in {"deadline", "last_used", "last_seen"}):
-        return Text(ago(value))
-    return Text(_words(value))
+        return Text(plain(ago(value)))
+    return Text(plain(_words(value)))
 
 
 def _words(value: Any) -> str:

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 import foreman_client as fc
-from app.cli.output import Output
+from app.cli.output import Output, plain
 
 P = ParamSpec("P")
 
@@ -131,7 +131,7 @@ def exit_codes() -> Iterator[None]:
     try:
         yield
     except (fc.ForemanError, CommandError) as error:
-        typer.echo(f"foreman: {error}", err=True)
+        typer.echo(plain(f"foreman: {error}"), err=True)
         raise typer.Exit(exit_code_of(error)) from None
     except KeyboardInterrupt:
         raise typer.Exit(ExitCode.INTERRUPTED) from None

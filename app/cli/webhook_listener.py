@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.text import Text
 
-from app.cli.output import STATE_STYLES, Output
+from app.cli.output import STATE_STYLES, Output, plain
 from app.webhooks.sign import SignatureInvalid, parse_secret, verify
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
@@ -125,19 +125,19 @@ class Showing:
         state = str(data.get("state", ""))
         kind = str(delivery.message.get("type", "?")) if isinstance(delivery.message, dict) else "?"
         line = Text(time.strftime("%H:%M:%S "), style="dim")
-        line.append(f"{delivery.id or '(no webhook-id)'} ", style="default")
-        line.append(f"{kind} ", style=STATE_STYLES.get(state, ""))
+        line.append(plain(f"{delivery.id or '(no webhook-id)'} "), style="default")
+        line.append(plain(f"{kind} "), style=STATE_STYLES.get(state, ""))
         if delivery.verified:
             line.append("signature verified", style="green")
         elif delivery.problem:
-            line.append(f"NOT TRUSTED: {delivery.problem}", style="bold red")
+            line.append(plain(f"NOT TRUSTED: {delivery.problem}"), style="bold red")
         else:
             line.append("signature not checked", style="yellow")
         if again:
             line.append(" (again)", style="yellow")
         for name in ("error", "result"):
             if data.get(name) is not None:
-                line.append(f" {name} {_short(data[name])}", style="default")
+                line.append(plain(f" {name} {_short(data[name])}"), style="default")
         return line
 
 
