@@ -1,14 +1,13 @@
 """Events of a job, and a parser for server-sent events that knows nothing of sockets."""
 
 import codecs
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from foreman_client.job import TERMINAL_STATES
-from foreman_client.wire import moment
+from foreman_client.wire import decode, moment
 
 STATE_TYPES = frozenset({"queued", "loading", "working", *TERMINAL_STATES})
 # Everything else was posted by somebody.
@@ -82,6 +81,6 @@ class ServerSentEvents:
             if line.startswith("data:"):
                 self._data.append(line[5:].removeprefix(" "))
             elif not line and self._data:
-                frame = json.loads("\n".join(self._data))
+                frame = decode("\n".join(self._data))
                 self._data.clear()
                 yield Event.from_wire(frame)

@@ -6,9 +6,11 @@ parsers round big integers or write NaN as null without a word.
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from decimal import Decimal
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -16,6 +18,7 @@ from foreman_client.errors import BY_CODE, BY_STATUS, ApiError, JobNotFound, Not
 
 JSON_TYPE = "application/json"
 EVENT_STREAM_TYPE = "text/event-stream"
+MAX_RETRY_AFTER_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class Reply:
 
     def json(self) -> Any:
         try:
-            return json.loads(self.content) if self.content else None
+            return decode(self.content) if self.content else None
         except ValueError:
             raise _not_foreman(self.status) from None
 
@@ -52,6 +55,22 @@ class Reply:
         if not isinstance(value, dict) or not value.keys() >= set(names):
             raise _not_foreman(self.status)
         return value
+
+
+def decode(text: str | bytes) -> Any:
+    """What JSON says; ValueError for what is none.
+
+    Python refuses to read an int of more than 4,300 digits, and to write it. The server keeps such a number
+    like any other, so here it comes as decimal.Decimal: exact, and quick at any length.
+    """
+    return json.loads(text, parse_int=_integer)
+
+
+def _integer(digits: str) -> int | Decimal:
+    try:
+        return int(digits)
+    except ValueError:
+        return Decimal(digits)
 
 
 def _not_foreman(status: int) -> ApiError:
@@ -92,19 +111,20 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     if text is None:
         return None
     try:
-        return max(0.0, float(text))
+        seconds = float(text)
     except ValueError:
-        pass
-    try:
-        return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
-    except (TypeError, ValueError):
-        return None
+        try:
+            seconds = (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
+        except (TypeError, ValueError, OverflowError, IndexError):
+            return None
+    # Not a number is no time to wait, and nobody sleeps for ever because a header says so.
+    return min(MAX_RETRY_AFTER_SECONDS, max(0.0, seconds)) if not math.isnan(seconds) else None
 
 
 def error_from(reply: Reply, path: str) -> ApiError:
     """The typed error for a reply of 400 and above."""
     try:
-        document = json.loads(reply.content)
+        document = decode(reply.content)
     except ValueError:
         document = None
     problem: Mapping[str, Any] = document if isinstance(document, dict) else {}

@@ -2,7 +2,9 @@
 
 import asyncio
 import uuid
+from decimal import Decimal
 
+import httpx
 import pytest
 
 import foreman_client as fc
@@ -166,3 +168,31 @@ async def test_an_artifact_is_kept_with_the_job(shared_server: Server, aforeman:
     assert artifacts["report.csv"]["size"] == 8
     reply = await aforeman.request("GET", f"/jobs/{job.job_id}/artifacts/blob")
     assert reply.content == b"\x00\x01"
+
+
+def test_a_number_of_any_length_breaks_neither_reader_nor_worker(
+    foreman: Foreman, shared_server: Server, kind: str
+):
+    """The server keeps what came in; an answer with such a number in it was "not a Foreman server's"."""
+    long = "-" + "123456789" * 1000
+    body = f'{{"kind":"{kind}","payload":{{"n":{long},"m":[1,2.5,{2**64}]}}}}'
+    job_id = httpx.post(f"{shared_server.url}/jobs", content=body).json()["job_id"]
+    payload = foreman.get(job_id).payload
+    assert payload["n"] == Decimal(long)
+    assert payload["m"] == [1, 2.5, 2**64]
+    assert job_id in [job.job_id for job in foreman.list_jobs(kind=kind).jobs]
+
+    seen = []
+    worker = Worker(shared_server.url)
+
+    @worker.task(kind)
+    async def handle(payload: dict, job: ActiveJob) -> str:
+        seen.append(payload["n"])
+        return "seen"
+
+    async def work() -> None:
+        async with working(worker):
+            await asyncio.to_thread(foreman.wait, job_id, 30)
+
+    asyncio.run(work())
+    assert seen == [Decimal(long)]

@@ -3,12 +3,17 @@
 import base64
 import json
 import secrets
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
+from app.webhooks.sign import parse_secret, sign
 from foreman_client import WebhookRejected, verify_webhook
+from foreman_client.webhooks import _key
 
 SECRET = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
 BODY = json.dumps({"type": "job.done", "data": {"job_id": "01J", "text": "grüß dich"}})
@@ -71,3 +76,28 @@ def test_a_missing_header_is_rejected(missing: str):
 def test_a_secret_that_is_none_is_rejected():
     with pytest.raises(WebhookRejected, match="secret"):
         verify_webhook(BODY, signed(), "whsec_not base64!")
+
+
+@given(st.binary(min_size=24, max_size=64), st.booleans(), st.binary(max_size=50))
+def test_whatever_secret_the_server_takes_is_taken_here(key: bytes, padded: bool, noise: bytes):
+    encoded = base64.b64encode(key).decode()
+    secret = "whsec_" + (encoded if padded else encoded.rstrip("="))
+    body = json.dumps({"noise": noise.hex()}).encode()
+    now = int(time.time())
+    headers = {
+        "webhook-id": "01J-4",
+        "webhook-timestamp": str(now),
+        "webhook-signature": sign([secret], "01J-4", now, body),
+    }
+    assert verify_webhook(body, headers, secret) == {"noise": noise.hex()}
+
+
+@given(st.text(max_size=100))
+def test_what_the_server_refuses_as_a_secret_is_none_here_or_signs_nothing_there(text: str):
+    """Both sides read a secret alike: never one that the client takes for another key."""
+    secret = f"whsec_{text}"
+    try:
+        theirs = parse_secret(secret)
+    except ValueError:
+        return
+    assert _key(secret) == theirs
