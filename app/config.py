@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import parse_qsl
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -171,6 +172,8 @@ class Settings(BaseSettings):
             ("postgresql://", "postgres://", "postgresql+asyncpg://")
         ):
             raise ValueError("must begin with postgresql://")
+        if value is not None and not _has_good_ports(value):
+            raise ValueError("has a port that is not a number from 1 to 65535")
         return value
 
     @field_validator("artifacts_url")
@@ -222,6 +225,28 @@ class Settings(BaseSettings):
 def listed(value: str) -> list[str]:
     """The entries of a setting that is a list separated by commas."""
     return [each.strip() for each in value.split(",") if each.strip()]
+
+
+def _has_good_ports(url: str) -> bool:
+    """Several hosts, each with a port of its own; or `port` and `host` among the parameters."""
+    address, _, query = url.partition("://")[2].partition("?")
+    hosts = address.partition("/")[0].rpartition("@")[2].split(",")
+    ports = []
+    for name, value in parse_qsl(query):
+        if name == "port":
+            ports += value.split(",")
+        elif name == "host":
+            hosts += value.split(",")
+    for host in hosts:
+        # A socket's folder has no port; an IPv6 address has colons of its own.
+        behind = host.rpartition("]")[2]
+        if not host.startswith("/") and behind.count(":") == 1:
+            ports.append(behind.partition(":")[2])
+    return all(port == "" or _is_port(port) for port in ports)
+
+
+def _is_port(text: str) -> bool:
+    return re.fullmatch("[0-9]{1,5}", text) is not None and 1 <= int(text) <= 65535
 
 
 def is_loopback(host: str) -> bool:

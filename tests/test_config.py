@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from typer.testing import CliRunner
 
+from app.cli.root import build
 from app.cli.serve import ENVIRONMENT_ONLY
 from app.config import PREFIX, Settings, SettingsError, is_loopback, load_settings
 from tests.conftest import ROOT
@@ -104,6 +106,53 @@ def test_a_wrong_setting_is_named(name: str, value: str) -> None:
     [problem] = problems(**{name: value})
     assert problem.startswith(f"{name}: ")
     assert len(problem) > len(name) + 10
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:hunter2@h:port/d",
+        "postgresql://u:hunter2@h:99999/d",
+        "postgresql://u:hunter2@h:0/d",
+        "postgresql://u:hunter2@h:-1/d",
+        "postgresql://u:hunter2@h:5432x/d",
+        "postgresql://u:hunter2@h1:5432,h2:54321111/d",
+        "postgresql://u:hunter2@[::1]:port/d",
+        "postgresql://u:hunter2@/d?host=h&port=many",
+        "postgresql+asyncpg://u:hunter2@/d?host=h1:5432&host=h2:x",
+    ],
+)
+def test_a_port_that_is_none_is_said_in_one_line(url: str) -> None:
+    for name in ("FOREMAN_DATABASE_URL", "FOREMAN_LISTEN_DATABASE_URL"):
+        [problem] = problems(**{name: url})
+        assert problem == f"{name}: has a port that is not a number from 1 to 65535"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://h/d",
+        "postgresql://u:p%40ss:word@h:5432/d",
+        "postgresql://u:1:2@h:5432/d",
+        "postgresql://h:/d",
+        "postgresql://[::1]/d",
+        "postgresql://[::1]:5432/d",
+        "postgresql://u@h1:5432,h2,h3:5433/d?target_session_attrs=read-write",
+        "postgresql:///d?host=/tmp/so:cket&port=5432",
+        "postgresql://u@/d?host=h1:5432&host=h2:5433",
+        "postgresql://u@/d?host=::1",
+    ],
+)
+def test_good_ports_in_all_their_spellings_are_taken(url: str) -> None:
+    assert load_settings({"FOREMAN_DATABASE_URL": url}).database_url == url
+
+
+@pytest.mark.parametrize("command", ["serve", "work", "migrate"])
+def test_a_bad_port_ends_each_command_with_a_line_and_no_traceback(command: str) -> None:
+    environment = {"FOREMAN_DATABASE_URL": "postgresql://u:hunter2@h:port/d"}
+    ended = CliRunner().invoke(build([command]), [command], env=environment)
+    assert ended.exit_code == 2
+    assert ended.stderr == "foreman: FOREMAN_DATABASE_URL: has a port that is not a number from 1 to 65535\n"
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:

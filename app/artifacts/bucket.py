@@ -4,6 +4,7 @@ Credentials, region and endpoint of a bucket come from the usual AWS_* variables
 every other program that talks to S3.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,12 +28,19 @@ class Bucket:
     def __init__(self, url: str) -> None:
         self._url = url
         self._opened: ObjectStore | None = None
+        parts = urlsplit(url)
+        self._folder = Path(unquote(parts.path)) if parts.scheme == "file" else None
 
     async def write(self, key: str, chunks: AsyncIterator[bytes]) -> None:
         with translated():
+            if self._folder is not None:
+                # Before: nobody else may look into the folder while the file is being written.
+                await asyncio.to_thread(_make_private, self._folder, self._folder / key)
             await obstore.put_async(
                 self._store, key, chunks, chunk_size=PART_BYTES, max_concurrency=PARTS_IN_FLIGHT
             )
+            if self._folder is not None:
+                await asyncio.to_thread(_make_private, self._folder, self._folder / key)
 
     async def read(self, key: str, start: int, length: int) -> AsyncIterator[bytes]:
         if length == 0:
@@ -52,6 +60,17 @@ class Bucket:
         if self._opened is None:
             self._opened = _open(self._url)
         return self._opened
+
+
+def _make_private(root: Path, file: Path) -> None:
+    """The file, if it is there, and the folders that lead to it: for the server's own user alone."""
+    if not root.exists():
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.parent.mkdir(mode=0o700, exist_ok=True)
+    # Whoever deletes the last artifact of a job removes its folder; then it is made anew, not by us.
+    file.parent.chmod(0o700)
+    with suppress(FileNotFoundError):
+        file.chmod(0o600)
 
 
 def _open(url: str) -> ObjectStore:

@@ -40,6 +40,28 @@ def test_in_a_folder_they_are_files(in_folder: Server, folder_of_artifacts: Path
     assert found == {"large.bin": LARGE, "small.txt": b"small"}
 
 
+def test_in_a_folder_nobody_else_on_the_machine_can_read_them(
+    in_folder: Server, folder_of_artifacts: Path
+) -> None:
+    claimed = running(in_folder)
+    put(in_folder, claimed, "large.bin", LARGE * 4, "application/octet-stream")
+    put(in_folder, claimed, "small.txt", "small")
+    folder = folder_of_artifacts / claimed["job_id"]
+    assert len(files_of(folder_of_artifacts, claimed["job_id"])) == 2
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_folder_that_is_made_for_them_is_private_too(database: Database, tmp_path: Path) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        yield b"x"
+
+    store = ArtifactStore(database, f"file://{tmp_path}/made/here")
+    await store.write(store.new_location("job", "name"), chunks())
+    assert (tmp_path / "made" / "here").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "made" / "here" / "job").stat().st_mode & 0o777 == 0o700
+
+
 def test_in_a_bucket_they_are_objects(in_bucket: Server, s3: FakeS3) -> None:
     claimed = running(in_bucket)
     put(in_bucket, claimed, "large.bin", LARGE * 4, "application/octet-stream")
