@@ -188,3 +188,20 @@ def test_ticks_follow_the_clock_on_the_wall() -> None:
 def test_an_expression_that_never_ticks_is_refused() -> None:
     with pytest.raises(InvalidRequest):
         check_cron("0 0 31 2,4,6 *")
+
+
+def test_a_schedule_that_cannot_be_computed_here_holds_up_no_other(call: Caller, queue: str) -> None:
+    """Such as one in a zone that this machine does not know: it is always the one that is due longest."""
+    lost = f"{queue}-lost"
+    call.http.put(f"/schedules/{lost}", json={"cron": "0 0 1 1 *", "job": {**JOB, "queue": queue}})
+    call.sql(
+        "UPDATE schedules SET timezone = 'Mars/Olympus', next_at = now() - interval '1 hour' WHERE name = $1",
+        lost,
+    )
+    call.http.put(f"/schedules/{queue}", json={"cron": "* * * * * *", "job": {**JOB, "queue": queue}})
+    soon(lambda: len(made_by(call, queue)) >= 2)
+    shown = call.http.get(f"/schedules/{lost}").json()
+    assert shown["last_outcome"] == "error"
+    assert "next tick" in shown["last_error"]
+    for name in (queue, lost):
+        assert call.http.delete(f"/schedules/{name}").status_code == 204
