@@ -39,7 +39,7 @@ async def running(lab: Lab, dsn: str, role: str) -> AsyncIterator[RunningForeman
     """Started, migrated and answering."""
     port = free_port()
     async with service(lab, dsn, role, port) as started:
-        await until_answering(started, port, "/healthz", 200)
+        await until_answering(started, port, "/readyz", 200)
         yield RunningForeman(started, port)
 
 
