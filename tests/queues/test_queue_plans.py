@@ -139,7 +139,7 @@ def test_the_repair_visits_each_waiting_key_once(filled: str) -> None:
 
 
 def test_a_fair_claim_reads_what_it_takes(filled: str) -> None:
-    arguments = ("fair", ["work"], [""], 0, 10, 10, ["w"], [30.0], None, "secret")
+    arguments = ("fair", ["work"], [""], 0, 10, 10, ["w"], [30.0], None, b"secret")
     plan, buffers = explain(filled, CLAIM_FAIRLY, *arguments)
     assert not scans_jobs_whole(plan)
     assert buffers < 10 * 60 + 300
