@@ -50,7 +50,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
 
 @contextmanager
 def one_postgres(dsn: str | None, folder: Path, *, durable: bool) -> Iterator[str]:
-    """The server that all systems share; unless it is a quick run, ours writes to disk as in production."""
+    """The server that all systems share; ours writes to disk as in production, except in a quick run."""
     if dsn is not None:
         yield dsn
         return

@@ -16,7 +16,7 @@ def test_no_statement_that_gives_out_a_seq_commits_before_it_is_on_disk() -> Non
 
 
 def test_no_statement_changes_rows_by_their_address() -> None:
-    """After a wait for its lock that is the address of a version which the statement does not see: see outbox."""
-    assert [
-        name for name, text in statements() if "ctid" in text and not text.lstrip().startswith("DELETE")
-    ] == []
+    """After a wait for its lock that is the address of a version which the statement does not see: see outbox. What is
+    only deleted is found again by the next one."""
+    changes = re.compile(r"\bUPDATE\s+(?!SKIP\b|OF\b)\w+")
+    assert [name for name, text in statements() if "ctid" in text and changes.search(text)] == []
