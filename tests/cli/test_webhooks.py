@@ -53,7 +53,12 @@ class Listening:
 
     def stop(self) -> int:
         self._process.send_signal(signal.SIGINT)
-        self._process.communicate(timeout=20)
+        try:
+            self._process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            raise
         return self._process.returncode
 
 
@@ -63,8 +68,8 @@ def listening() -> Iterator[type[Listening]]:
 
     class Remembered(Listening):
         def __init__(self, *arguments: str, secret: str | None = None) -> None:
-            super().__init__(*arguments, secret=secret)
             started.append(self)
+            super().__init__(*arguments, secret=secret)
 
     yield Remembered
     for each in started:

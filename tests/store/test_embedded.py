@@ -59,6 +59,8 @@ asyncio.run(write(dsn))
 """
 
 NO_NAMESPACES = "embedded._enter_user_namespace = lambda *_: 1 / 0"
+# The death of its owner is told the server by SIGINT, which a shell without job control has children ignore.
+DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
 
 class Owner:
@@ -258,7 +260,11 @@ def test_killed_with_the_owner_the_server_ends_and_no_acknowledged_row_is_lost(d
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a child with its parent")
-@pytest.mark.parametrize("before", ["", pytest.param(NO_NAMESPACES, marks=only_root)], ids=["", "as nobody"])
+@pytest.mark.parametrize(
+    "before",
+    ["", DEAF, pytest.param(NO_NAMESPACES, marks=only_root)],
+    ids=["", "in the background of a script", "as nobody"],
+)
 def test_the_server_does_not_outlive_a_killed_owner(data_dir, before):
     with Owner(data_dir, before=before) as owner:
         owner.write(rows=1)
