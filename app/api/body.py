@@ -68,5 +68,6 @@ class Body:
 
 def release_body(request: Request) -> None:
     """For whoever goes on answering for a long time without it."""
-    body: Body = request.scope["state"]["body"]
-    body.release()
+    body: Body | None = request.scope["state"].get("body")
+    if body is not None:
+        body.release()

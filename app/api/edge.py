@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from app.api.body import Body, InFlight
+from app.api.body import SMALL_BYTES, Body, InFlight
 from app.api.direct import Endpoint
 from app.api.entrance import EVENT_STREAM, Entrance
 from app.api.guard import Guard, check_host
@@ -31,6 +31,8 @@ BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})
 MAX_REQUEST_ID = 128
 # What the metrics call a request whose client left before it was answered.
 HUNG_UP = 499
+# The length of a body that comes in chunks.
+UNKNOWN = -1
 ALWAYS_OPEN = frozenset({"/healthz", "/version", "/metrics"})
 
 # A request id needs to be unique, not unguessable: a name for the process and a number.
@@ -62,6 +64,8 @@ class Edge:
         self._max_body_bytes = max_body_bytes
         self._max_artifact_bytes = max_artifact_bytes
         self._in_flight = InFlight(max(max_bytes_in_flight, max_body_bytes))
+        # A body that says to be so small can be no larger, and is let in however much is held already.
+        self._unwatched = min(SMALL_BYTES, max_body_bytes)
         self._hot_routes = hot_routes
         self._entrance = Entrance(app, stream_routes)
         # While the server starts: why it is not ready. What is in ALWAYS_OPEN is answered all the same.
@@ -74,22 +78,20 @@ class Edge:
             await self.app(scope, receive, send)
             return
         began = time.perf_counter()
-        head = _Head(scope["headers"])
-        if not _is_clean(head.request_id):
-            head.request_id = b"%b-%x" % (_PROCESS, next(_REQUESTS))
-        state = scope.setdefault("state", {})
-        state["request_id"] = head.request_id.decode()
-        answer = _Answer(send, head.request_id)
+        host, hosts, length, streams, origin, site, request_id = _look_at(scope["headers"])
+        if not request_id or not _is_clean(request_id):
+            request_id = b"%b-%x" % (_PROCESS, next(_REQUESTS))
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        answer = _Answer(send, request_id)
         body: Body | None = None
         try:
-            if head.hosts != 1:
-                check_host(head.hosts, scope)
-            self._guard.check(scope, head.host, head.origin, head.site)
-            if scope["method"] not in BODILESS:
-                body = state["body"] = self._body(scope, receive)
-                body.check(head.length)
+            if hosts != 1:
+                check_host(hosts, scope)
+            self._guard.check(scope, host, origin, site)
+            if not 0 <= length <= self._unwatched and scope["method"] not in BODILESS:
+                body = self._watched_body(scope, receive, length)
                 receive = body.receive
-            await self._respond(scope, receive, answer.send, streams=head.streams)
+            await self._respond(scope, receive, answer.send, streams=streams)
         except Exception as error:
             await self._fail(error, scope, answer)
         finally:
@@ -128,11 +130,15 @@ class Edge:
         else:
             await self.app(scope, receive, send)
 
-    def _body(self, scope: Scope, receive: Receive) -> Body:
+    def _watched_body(self, scope: Scope, receive: Receive, length: int) -> Body:
         # Only artifacts are streamed through; everything else is held in memory.
         if scope["method"] == "PUT" and _ARTIFACT.match(scope["path"]):
-            return Body(receive, self._max_artifact_bytes, None)
-        return Body(receive, self._max_body_bytes, self._in_flight)
+            body = Body(receive, self._max_artifact_bytes, None)
+        else:
+            body = Body(receive, self._max_body_bytes, self._in_flight)
+        body.check(length)
+        scope["state"]["body"] = body
+        return body
 
     def _observe(self, scope: Scope, status: int, seconds: float) -> None:
         if "stream" in scope["state"]:
@@ -148,40 +154,41 @@ class Edge:
 
 
 def _is_clean(request_id: bytes) -> bool:
-    return 0 < len(request_id) <= MAX_REQUEST_ID and all(33 <= byte <= 126 for byte in request_id)
+    return len(request_id) <= MAX_REQUEST_ID and all(33 <= byte <= 126 for byte in request_id)
 
 
 async def _nothing_more() -> Message:
     return {"type": "http.disconnect"}
 
 
-class _Head:
-    """What the edge needs to know of a request's headers, found in one pass."""
+Seen = tuple[bytes | None, int, int, bool, bytes | None, bytes | None, bytes]
 
-    __slots__ = ("host", "hosts", "length", "origin", "request_id", "site", "streams")
 
-    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        self.request_id = b""
-        self.length = self.hosts = 0
-        self.streams = False
-        self.host: bytes | None = None
-        self.origin: bytes | None = None
-        self.site: bytes | None = None
-        for name, value in headers:
-            if name == b"host":
-                self.hosts += 1
-                self.host = value
-            elif name == b"content-length" and value.isdigit():
-                self.length = int(value)
-            elif name == b"accept":
-                self.streams = EVENT_STREAM in value
-            elif name == b"x-request-id":
-                self.request_id = value
-            elif name == b"origin":
-                # Of two, neither is believed.
-                self.origin = value if self.origin is None else b"null"
-            elif name == b"sec-fetch-site":
-                self.site = value
+def _look_at(headers: Iterable[tuple[bytes, bytes]]) -> Seen:
+    """What the edge needs to know of a request's headers, in one pass and without an object: every request pays it."""
+    host = origin = site = None
+    hosts = length = 0
+    streams = False
+    request_id = b""
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+            host = value
+        elif name == b"content-length":
+            # The parser has found it sound, and would have refused one beside a transfer-encoding.
+            length = int(value)
+        elif name == b"accept":
+            streams = EVENT_STREAM in value
+        elif name == b"transfer-encoding":
+            length = UNKNOWN
+        elif name == b"x-request-id":
+            request_id = value
+        elif name == b"origin":
+            # Of two, neither is believed.
+            origin = value if origin is None else b"null"
+        elif name == b"sec-fetch-site":
+            site = value
+    return host, hosts, length, streams, origin, site, request_id
 
 
 class _Answer:

@@ -41,6 +41,7 @@ WHOLE_REQUEST_FACTOR = 10
 READ_AT_ONCE = 2
 PAUSE_SECONDS = 0.002
 END_OF_HEAD = b"\r\n\r\n"
+BEGINS_AN_ANSWER = b"HTTP/1.1 "
 # Where in a request the parser is; a number above is what is left of a body that said its length.
 IN_HEAD = 0
 IN_CHUNKED_BODY = -1
@@ -71,6 +72,50 @@ class Porch:
 
 
 _PORCH = Porch()
+
+
+class _Gathering:
+    """A connection on which the head of an answer leaves together with the first of its body.
+
+    uvloop sends whatever is written at once, so that a short answer would be two system calls, and wake its reader twice.
+    """
+
+    __slots__ = ("_flushing", "_head", "_loop", "_transport")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+        self._flushing: asyncio.Handle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+            data, self._head = self._head + data, b""
+        elif data.startswith(BEGINS_AN_ANSWER):
+            # Where nothing follows in this turn of the loop, it leaves by itself.
+            self._head = data
+            self._flushing = self._loop.call_soon(self._flush)
+            return
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        self._flushing = None
+        data, self._head = self._head, b""
+        self._transport.write(data)
 
 
 class _Flow(FlowControl):
@@ -140,6 +185,7 @@ class PacedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.transport = _Gathering(transport, self.loop)  # type: ignore[assignment]
         self.flow: _Flow = _Flow(transport)
         self._request_expected()
         self._timer = self.loop.call_later(self.request_timeout, self._check_pace)
@@ -236,8 +282,13 @@ class PacedProtocol(HttpToolsProtocol):
         if self._head_bytes > MAX_HEADER_BYTES:
             self._refuse(HeadersTooLarge(f"The headers may have at most {MAX_HEADER_BYTES} bytes."))
             return stop
-        self._seam = b"" if found >= 0 else (seam + data[max(start, stop - 3) : stop])[-3:]
-        return start + self._parse(data[start:stop])
+        if found < 0:
+            self._seam = (seam + data[max(start, stop - 3) : stop])[-3:]
+        else:
+            self._seam = b""
+            if _ends_with_body(data, start, stop):
+                stop = len(data)
+        return start + self._parse(data[start:stop] if start or stop < len(data) else data)
 
     def _parse(self, data: bytes) -> int:
         """Returns how much of it the parser took."""
@@ -348,6 +399,21 @@ class PacedProtocol(HttpToolsProtocol):
                 b"connection: close\r\n\r\n%b" % (error.status, _REASONS[error.status], len(body), body)
             )
         self.transport.close()
+
+
+def _ends_with_body(data: bytes, start: int, stop: int) -> bool:
+    """Whether all that comes after the head is its body: the usual case, and then the parser is called once.
+
+    Only a guess, which costs nothing when it is wrong: should a header of another name look like the length, the parser
+    comes upon what is pipelined behind, as it does behind a chunked body.
+    """
+    at = data.find(b"ontent-", start, stop)
+    while at >= 0:
+        if data[at + 7 : at + 14].lower() == b"length:":
+            length = data[at + 14 : data.find(b"\r", at, stop)].strip()
+            return length.isdigit() and len(length) < 12 and stop + int(length) == len(data)
+        at = data.find(b"ontent-", at + 7, stop)
+    return False
 
 
 def _body_length(headers: list[tuple[bytes, bytes]]) -> int:
