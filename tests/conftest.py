@@ -143,7 +143,8 @@ class Server:
         assert self.process is not None
         return self.process.pid
 
-    def start(self, seconds: float = 30) -> "Server":
+    def launch(self) -> "Server":
+        """Started, and not waited for."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREMAN_")}
         environment |= {
             "FOREMAN_DATABASE_URL": self.database_url,
@@ -152,6 +153,10 @@ class Server:
         }
         with self.log_path.open("ab") as log:
             self.process = forkserver.started("app", ["serve"], environment, log)
+        return self
+
+    def start(self, seconds: float = 30) -> "Server":
+        self.launch()
         try:
             wait_until(self._answers, seconds, lambda: f"the server did not come up:\n{self.log()}")
         except BaseException:

@@ -139,13 +139,12 @@ def test_a_database_that_does_not_let_us_in_is_said_in_a_sentence(
 def test_any_loopback_address_may_be_bound(database_url: str, tmp_path: Path) -> None:
     server = Server(database_url, free_port(), {"FOREMAN_HOST": "::1"}, log_path=tmp_path / "log")
     try:
-        with pytest.raises(AssertionError, match="did not come up"):
-            server.start(0.1)
+        server.launch()
         url = f"http://[::1]:{server.port}"
 
         def ready() -> bool:
             try:
-                return httpx.get(f"{url}/readyz", timeout=2).status_code == 200
+                return httpx.get(f"{url}/readyz").status_code == 200
             except httpx.TransportError:
                 return False
 
