@@ -165,7 +165,7 @@ Seen = tuple[bytes | None, int, int, bool, bytes | None, bytes | None, bytes]
 
 
 def _look_at(headers: Iterable[tuple[bytes, bytes]]) -> Seen:
-    """What the edge needs to know of a request's headers, in one pass and without an object: every request pays it."""
+    """What the edge needs to know of a request's headers, in one pass and without an object."""
     host = origin = site = None
     hosts = length = 0
     streams = False

@@ -77,7 +77,7 @@ _PORCH = Porch()
 class _Gathering:
     """A connection on which the head of an answer leaves together with the first of its body.
 
-    uvloop sends whatever is written at once, so that a short answer would be two system calls, and wake its reader twice.
+    uvloop sends at once what is written: a short answer would be two system calls and wake its reader twice.
     """
 
     __slots__ = ("_flushing", "_head", "_loop", "_transport")
@@ -404,8 +404,8 @@ class PacedProtocol(HttpToolsProtocol):
 def _ends_with_body(data: bytes, start: int, stop: int) -> bool:
     """Whether all that comes after the head is its body: the usual case, and then the parser is called once.
 
-    Only a guess, which costs nothing when it is wrong: should a header of another name look like the length, the parser
-    comes upon what is pipelined behind, as it does behind a chunked body.
+    Only a guess, which may be wrong: should a header of another name look like the length, the parser finds
+    what is pipelined behind, as it does behind a chunked body.
     """
     at = data.find(b"ontent-", start, stop)
     while at >= 0:
