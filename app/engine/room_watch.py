@@ -7,7 +7,7 @@ from app.loops.loop import Loop
 from app.store.database import Database
 from app.store.room import ask_for_room
 
-ASK_SECONDS = 5.0
+ASK_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 1.0
 
 

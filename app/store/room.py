@@ -2,10 +2,10 @@
 
 from app.store.database import Database
 
-# More than fits into so little memory is written to a temporary file, on the disk that the tables are on: half a
-# megabyte that is gone with the statement. No row, no dead row, no write-ahead log.
+# More than fits into so little memory is written to a temporary file, on the disk that the tables are on: some hundred
+# kilobytes that are gone with the statement. No row, no dead row, no write-ahead log.
 LITTLE_MEMORY = "SET LOCAL work_mem = '64kB'"
-SPILL = "SELECT count(*) FROM generate_series(1, 30000)"
+SPILL = "SELECT count(*) FROM generate_series(1, 10000)"
 
 
 async def ask_for_room(database: Database) -> None:

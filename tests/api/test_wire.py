@@ -91,7 +91,6 @@ def test_thousands_of_pipelined_requests_are_all_answered(api: Server) -> None:
 def test_what_is_pipelined_behind_a_request_that_waits_is_not_all_read(
     api: Server, client: httpx.Client
 ) -> None:
-    before = len(api.log())
     job_id = client.post("/jobs", json={"kind": "own-kind", "queue": "pipelined"}).json()["job_id"]
     waits = f"GET /jobs/{job_id}?wait=30 HTTP/1.1\r\nhost: localhost\r\n\r\n".encode()
     flood = b"GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n" * 1000
