@@ -7,7 +7,7 @@
 PYTHON ?=
 # Handed on to the command that the target runs: make run ARGS="--port 9000"
 ARGS :=
-# Processes that share the test suite; 0 runs it in this one. On two cores three are faster than two: tests also wait.
+# Processes that share the test suite; 0 runs it in this one. Tests also wait, so there may be more than cores.
 TEST_PROCESSES ?= 3
 
 VENV_PYTHON := .venv/bin/python
