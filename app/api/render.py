@@ -7,7 +7,7 @@ import asyncpg
 import orjson
 
 from app.jobs.artifacts import artifact_list
-from app.jobs.lanes import NO_WORKER
+from app.jobs.lanes import NO_WORKER, TARGET_ASLEEP
 from app.jobs.states import TERMINAL
 
 # How the driver shows infinity: without a zone, so it equals no moment that has one.
@@ -57,8 +57,8 @@ def job_document(
         "deferrals": job["deferrals"],
         "progress": raw(job["progress"]),
         "created_at": job["created_at"],
-        # Held back without a moment in sight: the reason says by what.
-        "run_at": moment(job["run_at"]),
+        # A sleeping target is waited for, however soon it is asked again: there is no moment to name.
+        "run_at": None if job["reason"] == TARGET_ASLEEP else moment(job["run_at"]),
         "started_at": job["started_at"],
         "completed_at": job["completed_at"],
         "updated_at": job["updated_at"],
