@@ -44,6 +44,8 @@ log = structlog.get_logger()
 # How often a database that is not there yet is asked.
 DATABASE_RETRY_SECONDS = 1.0
 PR_SET_PDEATHSIG = 1
+# How long a starting process may keep those waiting who come meanwhile, before it says that it is not ready.
+HEAD_START_SECONDS = 10.0
 # A process that keeps dying is restarted ever more slowly.
 RESTART_SECONDS = (0.1, 0.5, 1, 2, 5, 10)
 
@@ -195,7 +197,8 @@ def _shown(url: str) -> str:
 class _Server(uvicorn.Server):
     """uvicorn's server, but a signal ends the process with 0, and the engine is told before the waiting.
 
-    It answers from the first moment on: that it is alive, and why it is not ready yet.
+    Who comes while it starts waits in the socket's queue for a moment, or is served by another process. If it
+    takes long, or the database is away, it answers: that it is alive, and why it is not ready yet.
     """
 
     def __init__(self, config: uvicorn.Config, edge: Edge, on_ready: Callable[[], None]) -> None:
@@ -204,6 +207,9 @@ class _Server(uvicorn.Server):
         self._foreman: Foreman = edge.app.state.foreman
         self._on_ready = on_ready
         self._beginning: asyncio.Task[None] | None = None
+        # Ready, or it is known why not; and whether anybody is listened to.
+        self._settled = asyncio.Event()
+        self._listening = asyncio.Event()
         self.problem: ServeError | None = None
 
     @contextlib.contextmanager
@@ -214,8 +220,11 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._edge.not_yet = Unavailable("The server is starting.", retry_after=1)
-        await super().startup(sockets)
         self._beginning = asyncio.create_task(self._begin())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._settled.wait(), HEAD_START_SECONDS)
+        await super().startup(sockets)
+        self._listening.set()
 
     async def _begin(self) -> None:
         try:
@@ -227,12 +236,16 @@ class _Server(uvicorn.Server):
             self.problem = ServeError(f"The server could not start: {words_of(problem)}")
         if self.problem is not None:
             self.should_exit = True
+            self._settled.set()
         else:
             self._edge.not_yet = None
+            self._settled.set()
+            await self._listening.wait()
             self._on_ready()
 
     def _not_yet(self, cause: Cause) -> None:
         self._edge.not_yet = Unavailable(f"The server is starting. {cause.text}", retry_after=2)
+        self._settled.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Waiting requests are answered and running jobs are finished or given back first; uvicorn

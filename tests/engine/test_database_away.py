@@ -1,6 +1,7 @@
 """The database goes away and comes back: 503 with Retry-After meanwhile, then everything goes on by itself."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -166,10 +167,27 @@ def test_a_server_waits_for_a_database_that_is_just_starting_and_says_so(
             assert client.get("/api/tags").status_code == 503
             assert "Submit a job" not in server.log()
             own_postgres.start()
-            wait_until(server._answers, 30)
-            assert client.post("/jobs", json={"kind": "noop"}).status_code == 202
+            # Of two processes one is ready before the other.
+            wait_until(lambda: client.post("/jobs", json={"kind": "noop"}).status_code == 202, 30)
             wait_until(lambda: "Submit a job" in server.log())
             assert server.log().count("Submit a job") == 1
+    finally:
+        server.stop()
+
+
+def test_nobody_meets_a_server_that_is_only_starting(database_url: str, tmp_path: Path) -> None:
+    """With its database there it is ready in a moment: who comes before waits for it, and is told no 503."""
+    server = Server(database_url, free_port(), log_path=tmp_path / "log").launch()
+    answers: list[int] = []
+
+    def ask() -> bool:
+        with contextlib.suppress(httpx.ConnectError):
+            answers.append(httpx.get(f"{server.url}/readyz", timeout=60).status_code)
+        return bool(answers)
+
+    try:
+        wait_until(ask, 60, server.log)
+        assert answers == [200]
     finally:
         server.stop()
 
