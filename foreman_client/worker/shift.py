@@ -156,6 +156,9 @@ class Shift:
         for job in jobs:
             task = self._tasks[job.kind]
             job.interruptible = not task.blocking
+            if former := self._active.get(job.job_id):
+                # The same job again: the lease of the run that we still have was given up on.
+                former.lease_lost("lease_lost")
             self._active[job.job_id] = job
             job.runner = asyncio.create_task(self._runner.run(task, job, self._ended))
             self._slots.add(job.runner)
@@ -164,11 +167,12 @@ class Shift:
 
     def _announce(self, jobs: list[ActiveJob]) -> None:
         for job in jobs:
-            if job.job_id in self._active:
+            if self._active.get(job.job_id) is job:
                 job.announce()
 
     def _ended(self, job: ActiveJob) -> None:
-        self._active.pop(job.job_id, None)
+        if self._active.get(job.job_id) is job:
+            del self._active[job.job_id]
 
     def _freed(self, slot: "asyncio.Task[None]") -> None:
         self._slots.discard(slot)

@@ -6,11 +6,13 @@ import time
 import uuid
 from typing import Any
 
+import asyncpg
 import pydantic
 import pytest
 
 import foreman_client as fc
 from foreman_client import ActiveJob, AsyncForeman, BlockingActiveJob, Foreman, Worker
+from foreman_client.worker import shift
 from tests.client.conftest import working
 from tests.conftest import Server
 
@@ -184,13 +186,31 @@ async def test_a_blocking_handler_is_interrupted_where_it_reports(worker, aforem
         assert ended.is_set()
 
 
-async def test_a_lost_lease_cancels_the_handler_and_its_result_does_not_count(shared_server, aforeman, kind):
-    """The lease is taken away in the database; the sweeper gives the job out again."""
-    import asyncpg
+async def give_up_on_the_lease(server: Server, handle: fc.AsyncJobHandle) -> None:
+    """As if the lease had run out: the sweeper gives the job out again. The worker has said before that it began."""
+    async with asyncio.timeout(20):
+        while (await handle.status()).state != "working":
+            await asyncio.sleep(0.01)
+    connection = await asyncpg.connect(server.database_url)
+    await connection.execute(
+        "UPDATE jobs SET lease_expires_at = now() - interval '1 minute', lease_token = 'x' WHERE id = $1",
+        handle.job_id,
+    )
+    await connection.close()
 
+
+@pytest.mark.parametrize("learns_by", ["heartbeat", "claim"])
+async def test_a_lost_lease_cancels_the_handler_and_its_result_does_not_count(
+    shared_server, aforeman, kind, learns_by, monkeypatch
+):
+    """With one slot the worker can only learn of it by a heartbeat; without heartbeats, by getting the job again."""
+    if learns_by == "claim":
+        monkeypatch.setattr(shift, "HEARTBEAT_SECONDS", 600.0)
+        worker = Worker(shared_server.url, lease_seconds=3600, concurrency=2)
+    else:
+        worker = Worker(shared_server.url, lease_seconds=1.5, concurrency=1)
     runs: list[str] = []
     first_began = asyncio.Event()
-    worker = Worker(shared_server.url, lease_seconds=1.5)
 
     @worker.task(kind)
     async def stubborn(payload, job):
@@ -207,15 +227,43 @@ async def test_a_lost_lease_cancels_the_handler_and_its_result_does_not_count(sh
         handle = await aforeman.submit(kind)
         async with asyncio.timeout(20):
             await first_began.wait()
-        connection = await asyncpg.connect(shared_server.database_url)
-        await connection.execute(
-            "UPDATE jobs SET lease_expires_at = now() - interval '1 minute', lease_token = 'x' WHERE id = $1",
-            handle.job_id,
-        )
-        await connection.close()
+        await give_up_on_the_lease(shared_server, handle)
         job = await handle.wait(20)
     assert job.result == "second"
     assert runs == ["lease_lost"]
+
+
+async def test_a_former_run_that_ends_late_does_not_take_the_lease_of_the_next(shared_server, aforeman, kind):
+    """The next run of the same job in the same worker still gets its heartbeats."""
+    worker = Worker(shared_server.url, lease_seconds=1.5, concurrency=2)
+    first_began, second_began = threading.Event(), asyncio.Event()
+    first_may_end, second_may_end = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @worker.task(kind)
+    def stubborn(payload, job):
+        if job.attempt > 1:
+            loop.call_soon_threadsafe(second_began.set)
+            asyncio.run_coroutine_threadsafe(second_may_end.wait(), loop).result()
+            return job.attempt
+        first_began.set()
+        first_may_end.wait(60)
+
+    async with working(worker):
+        handle = await aforeman.submit(kind)
+        assert await asyncio.to_thread(first_began.wait, 20)
+        await give_up_on_the_lease(shared_server, handle)
+        async with asyncio.timeout(20):
+            await second_began.wait()
+        first_may_end.set()
+        leases: set[Any] = set()
+        async with asyncio.timeout(20):
+            while len(leases) < 4:
+                leases.add((await handle.status()).lease_expires_at)
+                await asyncio.sleep(0.05)
+        second_may_end.set()
+        job = await handle.wait(20)
+    assert job.result == 2
 
 
 async def test_a_long_job_keeps_its_lease(shared_server, aforeman, kind):
