@@ -246,6 +246,9 @@ class Worker:
 
     def _begin(self, run: Run) -> None:
         run.pool.running += 1
+        if former := self._runs.get(run.job.id):
+            # The same job again: the lease of the run that is still here was given up on.
+            self._lost(former)
         self._runs[run.job.id] = run
         if run.pool.live:
             run.open_feed()
@@ -345,10 +348,13 @@ class Worker:
             lease = leases.get(run.job.id)
             if lease is None:
                 # Either lost, or settled in this very moment; then there is nothing left to interrupt.
-                run.lease_lost = True
-                self._interrupt(run)
+                self._lost(run)
             elif lease.cancel_requested:
                 self._cancel(run)
+
+    def _lost(self, run: Run) -> None:
+        run.lease_lost = True
+        self._interrupt(run)
 
     def _cancel_requested(self, job_ids: Iterable[str]) -> None:
         for job_id in job_ids:

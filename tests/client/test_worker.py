@@ -247,7 +247,7 @@ async def test_a_former_run_that_ends_late_does_not_take_the_lease_of_the_next(s
             asyncio.run_coroutine_threadsafe(second_may_end.wait(), loop).result()
             return job.attempt
         first_began.set()
-        first_may_end.wait(60)
+        return first_may_end.wait(60)
 
     async with working(worker):
         handle = await aforeman.submit(kind)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 from pathlib import Path
 
 import httpx
@@ -98,6 +99,33 @@ def test_a_lost_lease_stops_the_run(make_server: MakeServer, database_url: str) 
     wait_until(idle, 10)
     row = fetch(database_url, "SELECT * FROM jobs")[0]
     assert (row["id"], row["state"], row["lease_token"]) == (job_id, "working", "somebody-elses")
+
+
+def test_a_job_that_comes_back_to_the_same_server_ends_its_former_run(
+    make_server: MakeServer, database_url: str
+) -> None:
+    """The lease is so long that no heartbeat is due: that it has the job again is all the server can know by."""
+    server = make_server(**QUICK | {"FOREMAN_LEASE_SECONDS": "3600", "FOREMAN_OUTBOUND_ALLOW": "127.0.0.0/8"})
+    with socket.create_server(("127.0.0.1", 0)) as target:
+        target.settimeout(60)
+        url = f"http://127.0.0.1:{target.getsockname()[1]}/"
+        submit(server, {"kind": "http", "payload": {"url": url, "timeout_seconds": 600}})
+        former, _ = target.accept()
+        with former:
+            former.settimeout(60)
+            wait_until(lambda: count(database_url, "working") == 1, 20)
+            fetch(
+                database_url,
+                "UPDATE jobs SET lease_token = 'x', lease_expires_at = now() - interval '1 minute'",
+            )
+            latter, _ = target.accept()
+            with latter:
+                while former.recv(65536):
+                    pass  # the request; then the server hangs up
+                assert latter.recv(65536)
+                latter.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                all_reach(database_url, "done", 60)
+    assert [row["attempt"] for row in fetch(database_url, "SELECT attempt FROM jobs")] == [2]
 
 
 def children(server: Server) -> set[int]:
