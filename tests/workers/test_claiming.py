@@ -113,11 +113,15 @@ async def test_of_two_hundred_claimers_one_gets_the_only_job(make_server: MakeSe
         await asyncio.to_thread(submit, server, "there", 1)
         got = await asyncio.gather(*(claim(each, "there", 1) for each in connections))
         assert sum(map(len, got)) == 1
-        # And while all of them wait for it.
-        claiming = [asyncio.ensure_future(claim(each, "awaited", 1, 2)) for each in connections]
+        # And while all of them wait for it. Then the others get one each, so that nobody waits till the end.
+        claiming = [asyncio.ensure_future(claim(each, "awaited", 1, 60)) for each in connections]
         await asyncio.sleep(0.5)
         await asyncio.to_thread(submit, server, "awaited", 1)
-        assert sum(map(len, await asyncio.gather(*claiming))) == 1
+        done, waiting = await asyncio.wait(claiming, return_when=asyncio.FIRST_COMPLETED)
+        assert (len(done), len(waiting)) == (1, CLAIMERS - 1)
+        await asyncio.to_thread(submit, server, "awaited", CLAIMERS - 1)
+        got = await asyncio.gather(*claiming)
+        assert len({job["job_id"] for jobs in got for job in jobs}) == sum(map(len, got)) == CLAIMERS
 
 
 async def test_two_hundred_claimers_get_ten_thousand_jobs_once_each(
