@@ -83,6 +83,7 @@ class Settler:
     def __init__(self, client: AsyncForeman, *, patience_seconds: float) -> None:
         self._client = client
         self._patience = patience_seconds
+        # By lease: a job that came back while a former run of it is still here has two.
         self._waiting: dict[str, deque[Settlement]] = {}
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
@@ -90,14 +91,14 @@ class Settler:
         self._most = MAX_SETTLEMENTS
 
     def __len__(self) -> int:
-        """Jobs that have something unsent."""
+        """Leases that have something unsent."""
         return len(self._waiting)
 
     def put(self, settlement: Settlement) -> Settlement:
         """Queue it, or let it melt into one that has not left yet; answers the one that will be sent."""
-        line = self._waiting.get(settlement.job.job_id)
+        line = self._waiting.get(settlement.job.lease_token)
         if line is None:
-            self._waiting[settlement.job.job_id] = deque((settlement,))
+            self._waiting[settlement.job.lease_token] = deque((settlement,))
             self._empty.clear()
             self._wake.set()
             return settlement
@@ -152,8 +153,8 @@ class Settler:
         except ForemanError as error:
             return error
         self._most = min(MAX_SETTLEMENTS, self._most * 2)
-        for settlement in batch:
-            self._conclude(settlement, answers[settlement.job.job_id])
+        for settlement, answer in zip(batch, answers, strict=True):
+            self._conclude(settlement, answer)
         return None
 
     async def _log(self, settlement: Settlement) -> ForemanError | None:
@@ -183,11 +184,12 @@ class Settler:
             batch.append(settlement)
         return batch
 
-    async def _send(self, batch: list[Settlement]) -> dict[str, Mapping[str, Any]]:
+    async def _send(self, batch: list[Settlement]) -> list[Mapping[str, Any]]:
+        """The answers, in the order of the batch."""
         body = b'{"settlements":[%b]}' % b",".join([each.encoded() for each in batch])
         reply = await self._post("/settlements", body)
-        answers = {answer["job_id"]: answer for answer in reply.having("settlements")["settlements"]}
-        if any(each.job.job_id not in answers for each in batch):
+        answers: list[Mapping[str, Any]] = reply.having("settlements")["settlements"]
+        if [each.job.job_id for each in batch] != [answer["job_id"] for answer in answers]:
             raise ForemanError("the server did not answer for every job")
         return answers
 
@@ -211,7 +213,7 @@ class Settler:
             self._refused(settlement, code, str(answer.get("detail") or answer.get("message") or code))
         else:
             # lease_lost, job_terminal, invalid_transition, not_found: the job is not ours any more.
-            self.forget(job.job_id)
+            self._forget(job)
             job.lease_lost(code)
 
     def _divide(self, batch: list[Settlement], error: InvalidRequest | PayloadTooLarge) -> None:
@@ -239,20 +241,19 @@ class Settler:
             job = line[0].job
             if job.lease_ends < too_late:
                 log.error("giving up on job %s: the server has been away for too long", job.job_id)
-                self.forget(job.job_id)
+                self._forget(job)
                 job.lease_lost("lease_lost")
 
     def _remove(self, settlement: Settlement) -> None:
-        job_id = settlement.job.job_id
-        line = self._waiting.get(job_id)
+        line = self._waiting.get(settlement.job.lease_token)
         if line and line[0] is settlement:
             line.popleft()
             if not line:
-                self.forget(job_id)
+                self._forget(settlement.job)
 
-    def forget(self, job_id: str) -> None:
-        """Drop all that waits for this job."""
-        for settlement in self._waiting.pop(job_id, ()):
+    def _forget(self, job: LeasedJob) -> None:
+        """Drop all that waits under this lease."""
+        for settlement in self._waiting.pop(job.lease_token, ()):
             settlement.finish(False)
         if not self._waiting:
             self._wake.clear()

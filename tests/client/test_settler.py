@@ -17,9 +17,9 @@ Answer = Callable[[str, dict[str, Any]], Reply]
 
 
 class LeasedJob:
-    def __init__(self, job_id: str, lease_seconds: float = 60) -> None:
+    def __init__(self, job_id: str, lease_seconds: float = 60, token: str | None = None) -> None:
         self.job_id = job_id
-        self.lease_token = f"token-{job_id}"
+        self.lease_token = token or f"token-{job_id}"
         self.head = encode({"job_id": job_id, "lease_token": self.lease_token})[:-1]
         self.lease_ends = time.monotonic() + lease_seconds
         self.lost: list[str] = []
@@ -104,6 +104,35 @@ async def test_one_job_says_one_thing_per_request_in_its_order():
         settler.put(complete(a))
         settler.put(complete(b))
     assert wire.verbs == [[("a", "start"), ("b", "complete")], [("a", "progress")], [("a", "complete")]]
+
+
+async def test_a_job_that_came_back_settles_though_its_former_run_lost_the_lease():
+    def only_the_latter(path: str, body: dict[str, Any]) -> Reply:
+        return reply(
+            200,
+            {
+                "settlements": [
+                    {"job_id": "a", "ok": True}
+                    if each["lease_token"] == "latter"
+                    else {"job_id": "a", "ok": False, "code": "lease_lost"}
+                    for each in body["settlements"]
+                ]
+            },
+        )
+
+    former, latter = LeasedJob("a", token="former"), LeasedJob("a", token="latter")
+    taken: list[bool] = []
+    async with settling(only_the_latter) as (settler, wire):
+        for settlement in (
+            Settlement(former, "heartbeat"),
+            Settlement(latter, "heartbeat"),
+            complete(latter),
+        ):
+            settlement.done.append(taken.append)
+            settler.put(settlement)
+    assert (former.lost, latter.lost) == (["lease_lost"], [])
+    assert wire.verbs == [[("a", "heartbeat"), ("a", "complete")]]
+    assert sorted(taken) == [False, True, True]
 
 
 async def test_a_start_that_has_not_left_is_spared_by_the_end():
