@@ -53,28 +53,38 @@ def check_timezone(name: str) -> None:
 
 def next_tick(expression: str, timezone: str, after: datetime) -> datetime | None:
     """The first tick later than `after`, in UTC; None when there is none for decades."""
-    zone = _zone(timezone)
+    next_one = _next_set_time if _is_at_set_times(expression) else _next_match
     try:
-        if _comes_by_the_clock(expression):
-            # In the hour that comes twice, the library names its first time even when that is over.
-            ticks = (tick.astimezone(UTC) for tick in CronSim(expression, after.astimezone(zone)))
-            return next(tick for tick in ticks if tick > after)
-        return _next_match(expression, zone, after)
+        return next_one(expression, _zone(timezone), after)
     except (StopIteration, OverflowError):
         return None
 
 
-def _comes_by_the_clock(expression: str) -> bool:
-    """Once for each time on the clock, as Debian's cron has it for jobs at set times. All others come as
-    often as the clock shows their time."""
-    fields = expression.split()
-    return len(fields) == 5 and not fields[0].startswith("*") and not fields[1].startswith("*")
+def _is_at_set_times(expression: str) -> bool:
+    """Such a tick comes once for each time on the clock, as Debian's cron has it. All others come as often as
+    the clock shows their time."""
+    minute, hour = expression.split()[-5:-3]
+    return not minute.startswith("*") and not hour.startswith("*")
 
 
 # No clock is set back by more, and no two changes are closer together.
 _LONGEST_CHANGE = timedelta(hours=4)
 _A_DAY_AND_A_CHANGE = timedelta(hours=28)
 _SECOND = timedelta(seconds=1)
+
+
+def _next_set_time(expression: str, zone: ZoneInfo, after: datetime) -> datetime:
+    """The first time on the clock whose moment is later than `after`."""
+    times = CronSim(expression, after.astimezone(zone).replace(tzinfo=None))
+    return next(moment for moment in (_moment(time, zone) for time in times) if moment > after)
+
+
+def _moment(time: datetime, zone: ZoneInfo) -> datetime:
+    """When the clock shows this time first; where it skips it, the moment right after."""
+    moment = time.replace(tzinfo=zone).astimezone(UTC)
+    if moment.astimezone(zone).replace(tzinfo=None) == time:
+        return moment
+    return _change(zone, moment - _LONGEST_CHANGE, moment)
 
 
 def _next_match(expression: str, zone: ZoneInfo, after: datetime) -> datetime:

@@ -95,13 +95,31 @@ def ticks(expression: str, zone: str, after: datetime, until: datetime) -> list[
         # At a set time: once, at the first of the two. Otherwise: as often as the clock shows it.
         ("30 2 * * *", ["00:30"]),
         ("*/30 2 * * *", ["00:00", "00:30", "01:00", "01:30"]),
-        ("0 30 2 * * *", ["00:30", "01:30"]),
+        ("0 30 2 * * *", ["00:30"]),
+        ("*/30 30 2 * * *", ["00:30", "00:30"]),
+        ("0 30 * * * *", ["23:30", "00:30", "01:30", "02:30"]),
         ("0 * * * *", ["23:00", "00:00", "01:00", "02:00", "03:00"]),
     ],
 )
 def test_the_hour_that_comes_twice(expression: str, expected: list[str]) -> None:
     night = datetime(2026, 10, 24, 22, 59, tzinfo=UTC)
     assert ticks(expression, "Europe/Berlin", night, night + timedelta(hours=4, minutes=30)) == expected
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        # At a set time: once, right after. Otherwise: not at all, as the clock does not show it.
+        ("30 2 * * *", ["01:00"]),
+        ("0 30 2 * * *", ["01:00"]),
+        ("*/10 0,30 2 * * *", ["01:00"]),
+        ("0 */30 2 * * *", []),
+        ("0 30 * * * *", ["00:30", "01:30"]),
+    ],
+)
+def test_the_hour_that_is_skipped(expression: str, expected: list[str]) -> None:
+    night = datetime(2026, 3, 28, 23, 59, tzinfo=UTC)
+    assert ticks(expression, "Europe/Berlin", night, night + timedelta(hours=2)) == expected
 
 
 def test_half_an_hour_that_comes_twice() -> None:
