@@ -171,12 +171,12 @@ class Registry:
         )
 
     async def catch_up(self) -> None:
-        """Let the inventory know what Foreman itself has just loaded or unloaded, unless that takes long."""
+        """Let the inventory know what Foreman itself has just used or unloaded, unless that takes long."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CATCH_UP_SECONDS):
                 await asyncio.gather(
                     *(
-                        prober.ask_since(self._targets[name].residents_changed_at)
+                        prober.ask_since(self._targets[name].used_at)
                         for name, prober in self._probers.items()
                         if self._targets[name].awake
                     )

@@ -37,6 +37,8 @@ class Target:
         self._loaded: dict[str, float] = {}
         # When something was loaded or unloaded of which the inventory does not know yet.
         self.residents_changed_at = -math.inf
+        # When a model was last used, which moves the moment at which it will be unloaded.
+        self.used_at = -math.inf
         # Set by whoever watches it.
         self.on_trouble: Callable[[Target], None] = lambda _: None
         self.on_residents: Callable[[], None] = lambda: None
@@ -116,6 +118,7 @@ class Target:
     def _expect_resident(self, affinity: str, *, resident: bool) -> None:
         if self.dialect != "ollama" or self.inventory is None:
             return
+        self.used_at = time.monotonic()
         if (_model_of(affinity) in self.inventory.resident_models) is not resident:
             self.residents_changed_at = time.monotonic()
             self.on_residents()

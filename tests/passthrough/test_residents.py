@@ -29,6 +29,9 @@ def test_what_was_just_loaded_or_unloaded_is_shown_at_once(
         # As the target tells it, not as we imagine it.
         assert httpx.get(f"{server.url}/api/ps").json() == httpx.get(f"{fake.url}/api/ps").json()
         assert target_of(server)["resident"] == ["llama3.2:latest"]
+        # Used again, it stays for longer.
+        client.chat("llama3.2", HELLO, keep_alive="2h")
+        assert httpx.get(f"{server.url}/api/ps").json() == httpx.get(f"{fake.url}/api/ps").json()
         client.generate("llama3.2", keep_alive=0)
         assert shown(server) == []
         # Loaded by an empty request, unloaded by the end of a real one.
