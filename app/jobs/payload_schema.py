@@ -1,7 +1,7 @@
 """JSON Schema for payloads: compiled once per queue, checked at submit.
 
 Offline on purpose: a `$ref` to somewhere else is refused when the queue is configured, never fetched.
-Patterns run on an engine without backtracking, so that no schema makes a payload expensive.
+Then, too, what checking against it may cost is bounded (schema_cost.py).
 """
 
 from collections.abc import Callable
@@ -11,6 +11,7 @@ import jsonschema_rs
 import msgspec
 
 from app.errors import InvalidRequest
+from app.jobs.schema_cost import measured
 
 MAX_MESSAGE = 300
 # Whether a payload is valid is found out at the first thing that is wrong with it. To say what that is, each
@@ -23,6 +24,7 @@ Check = Callable[[str], None]
 
 def compile_schema(schema: dict[str, Any] | bool) -> Check:
     """A function that checks a payload's text. Raises InvalidRequest when the schema itself is wrong."""
+    size = measured(schema)
     try:
         validator = jsonschema_rs.validator_for(
             schema, offline=True, pattern_options=jsonschema_rs.RegexOptions()
@@ -41,8 +43,8 @@ def compile_schema(schema: dict[str, Any] | bool) -> Check:
             instance = _decode(payload.encode())
             if validator.is_valid(instance):
                 return
-            if len(payload) > EXPLAINED_BYTES:
-                raise _violated("", "is not valid, and too large to say where")
+            if len(payload) > EXPLAINED_BYTES or not size.can_explain(instance):
+                raise _violated("", "is not valid, and it would take too long to say where")
             validator.validate(instance)
         except jsonschema_rs.ValidationError as problem:
             raise _violated(_pointer(problem.instance_path), _short(problem.message)) from problem

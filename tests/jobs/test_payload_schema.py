@@ -76,3 +76,96 @@ def test_a_large_payload_is_checked_like_a_small_one(filler: Any) -> None:
 def test_a_number_that_nothing_can_hold_is_refused_not_a_bug() -> None:
     with pytest.raises(InvalidRequest):
         compile_schema({"properties": {"n": {"maximum": 1}}})('{"n": 1' + "0" * 400 + "}")
+
+
+def nested(levels: int) -> dict[str, Any]:
+    payload: dict[str, Any] = {}
+    for _ in range(levels):
+        payload = {"x": payload}
+    return payload
+
+
+RECURSIVE: dict[str, Any] = {
+    "$defs": {
+        "node": {
+            "anyOf": [
+                {"properties": {"x": {"$ref": "#/$defs/node"}}, "required": ["x", "left"]},
+                {"properties": {"x": {"$ref": "#/$defs/node"}}, "required": ["x", "right"]},
+            ]
+        }
+    },
+    "$ref": "#/$defs/node",
+}
+BY_ANCHOR = json.loads(
+    json.dumps(RECURSIVE).replace("#/$defs/node", "#n").replace('{"node": {', '{"node": {"$anchor": "n", ')
+)
+DYNAMIC = {
+    "$dynamicAnchor": "n",
+    **json.loads(
+        json.dumps(RECURSIVE["$defs"]["node"]).replace('"$ref": "#/$defs/node"', '"$dynamicRef": "#n"')
+    ),
+}
+
+
+@pytest.mark.parametrize("schema", [RECURSIVE, BY_ANCHOR, DYNAMIC])
+def test_alternatives_that_refer_back_to_themselves_are_not_explained_level_by_level(
+    schema: dict[str, Any],
+) -> None:
+    """Each level would double the time and the room for it: with sixty there is no end."""
+    assert "anyOf" in refusal(schema, nested(2)).detail
+    assert "too long to say where" in refusal(schema, nested(60)).detail
+
+
+def test_references_that_double_at_each_step_are_refused() -> None:
+    doubling = {
+        f"d{n}": {"anyOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(60)
+    }
+    with pytest.raises(InvalidRequest, match="parts once its references are followed"):
+        compile_schema({"$defs": {**doubling, "d60": {"type": "string"}}, "$ref": "#/$defs/d0"})
+
+
+def test_references_without_end_are_refused() -> None:
+    chain = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}]} for n in range(5000)}
+    with pytest.raises(InvalidRequest, match="lead too far"):
+        compile_schema({"$defs": {**chain, "d5000": {}}, "$ref": "#/$defs/d0"})
+
+
+def test_a_reference_through_an_array_or_with_escapes_is_followed() -> None:
+    schema = {
+        "allOf": [{"$ref": "#/$defs/a~1b%20c"}, {"type": "object"}],
+        "$defs": {"a/b c": {"properties": {"x": {"$ref": "#/allOf/0"}}}},
+    }
+    assert "too long" in refusal({**schema, "maxProperties": 0}, nested(9)).detail
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "x" * 1001,
+        "(x{1,300}){1,30}y",
+        "((a{10}){10}){11}",
+        "a{100000}",
+        r"\p{L}{1,1001}",
+        "[a-z]{600}-[a-z]{600}",
+    ],
+)
+@pytest.mark.parametrize("where", ["pattern", "patternProperties"])
+def test_a_pattern_that_repeats_too_much_is_refused(pattern: str, where: str) -> None:
+    part: dict[str, Any] = (
+        {"pattern": pattern} if where == "pattern" else {"patternProperties": {pattern: {}}}
+    )
+    with pytest.raises(InvalidRequest, match="pattern of more than 1000"):
+        compile_schema({"properties": {"a": {"allOf": [part]}}})
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
+        r"^\p{L}{1,100}$",
+        r"^[a-z0-9-]{1,63}(\.[a-z0-9-]{1,63}){0,3}$",
+        r"^(\d{1,3}\.){3}\d{1,3}$",
+    ],
+)
+def test_ordinary_patterns_are_taken(pattern: str) -> None:
+    compile_schema({"pattern": pattern})
