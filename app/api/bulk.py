@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import describe_queues as describe
-from app.api.direct import direct_router, json_response, read_body
+from app.api.direct import direct_router, json_response, read_as
 from app.api.headers import prefer_wait
 from app.api.house import House, house_of, tenant_of
 from app.api.jobs import moment_of
@@ -50,7 +50,7 @@ class BulkRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 @router.post("/bulk-operations", status_code=202, **describe.BEGIN_BULK)
 async def begin(request: Request) -> Response:
-    wanted = await parse_bulk(request)
+    wanted = await read_bulk(request)
     if wanted.action is None or wanted.action not in bulk.ACTIONS:
         raise invalid("action", f"must be one of {', '.join(bulk.ACTIONS)}")
     return await run_bulk(request, wanted.action, wanted)
@@ -77,9 +77,12 @@ async def stop(request: Request) -> Response:
     return json_response(dump(_document(stopped)))
 
 
-async def parse_bulk(request: Request) -> BulkRequest:
-    body = await read_body(request)
-    parts = verbatim.members(body, house_of(request).settings.max_json_depth)
+async def read_bulk(request: Request) -> BulkRequest:
+    return await read_as(request, _parse_bulk, house_of(request).settings.max_json_depth)
+
+
+def _parse_bulk(body: bytes, max_depth: int) -> BulkRequest:
+    parts = verbatim.members(body, max_depth)
     try:
         return msgspec.json.decode(body, type=BulkRequest)
     except msgspec.ValidationError as problem:

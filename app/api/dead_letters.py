@@ -4,7 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import describe_queues as describe
-from app.api.bulk import parse_bulk, run_bulk
+from app.api.bulk import read_bulk, run_bulk
 from app.api.direct import direct_router, json_response
 from app.api.house import House, house_of, tenant_of
 from app.api.jobs import document_of, filter_of, job_id_of, page
@@ -36,7 +36,7 @@ async def dismiss_many(request: Request) -> Response:
 
 
 async def _many(request: Request, action: str) -> Response:
-    wanted = await parse_bulk(request)
+    wanted = await read_bulk(request)
     if wanted.action is not None:
         raise invalid("action", "is in the path already")
     return await run_bulk(request, action, wanted)

@@ -6,7 +6,7 @@ OpenAPI document, written there by hand.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
@@ -15,6 +15,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.errors import InvalidRequest
+from app.loops.off_loop import off_loop
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
 
 # A Response, or whatever else answers the way ASGI wants it: streams do it themselves.
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
@@ -49,6 +53,17 @@ async def read_body(request: Request) -> bytes:
         if not message.get("more_body", False):
             return b"".join([*chunks, chunk]) if chunks else chunk
         chunks.append(chunk)
+
+
+async def read_as(
+    request: Request,
+    parse: Callable[Concatenate[bytes, Given], Result],
+    *given: Given.args,
+    **more: Given.kwargs,
+) -> Result:
+    """What this makes of the whole body; a large one is parsed where it holds nobody up."""
+    body = await read_body(request)
+    return await off_loop(len(body), parse, body, *given, **more)
 
 
 class JsonResponse(Response):

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api import describe_events as describe
-from app.api.direct import direct_router, json_response, read_body
+from app.api.direct import direct_router, json_response, read_as
 from app.api.headers import query_wait
 from app.api.house import House, house_of, tenant_of
 from app.api.jobs import job_id_of
@@ -165,7 +165,7 @@ class PostedEvent(msgspec.Struct):
 async def post(request: Request) -> Response:
     house = house_of(request)
     job_id = job_id_of(request)
-    type_, payload = _parse_post(await read_body(request), house.settings.max_json_depth)
+    type_, payload = await read_as(request, _parse_post, house.settings.max_json_depth)
     page = await house.hub.log.read(Want(job_id, MAX_SEQ, (type_,)))
     if page is None or page.tenant != tenant_of(request):
         raise NotFound("There is no such job.")

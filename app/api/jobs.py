@@ -13,16 +13,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import describe
+from app.api.batches import parse_batch
 from app.api.body import release_body
-from app.api.direct import direct_router, json_response, read_body
+from app.api.direct import direct_router, json_response, read_as, read_body
 from app.api.headers import idempotency_key, not_modified, prefer_wait, query_wait, trace_of
 from app.api.house import House, house_of, tenant_of
 from app.api.render import dump, job_document
-from app.errors import InvalidRequest, InvalidTransition, NotFound
+from app.errors import InvalidTransition, NotFound
 from app.jobs import verbatim
 from app.jobs.ids import is_id
 from app.jobs.states import TERMINAL, State
-from app.jobs.submission import NewJob, explain, invalid, parse_submission
+from app.jobs.submission import NewJob, explain, invalid, parse_job
 from app.loops.off_loop import off_loop
 from app.store import read, steer
 from app.store.enqueue import Submission
@@ -41,7 +42,7 @@ async def submit(request: Request) -> Response:
     house = house_of(request)
     body = await read_body(request)
     tenant = tenant_of(request)
-    job = await off_loop(len(body), _parse_one, body, tenant, house.settings.max_json_depth)
+    job = await off_loop(len(body), parse_job, body, tenant, house.settings.max_json_depth)
     await house.admission.admit([job])
     receipt = await house.intake.submit(await _submission(request, [job], body, tenant))
     job_id = receipt.job_ids[0]
@@ -70,7 +71,7 @@ async def submit_batch(request: Request) -> Response:
     house = house_of(request)
     body = await read_body(request)
     tenant = tenant_of(request)
-    jobs = await off_loop(len(body), _parse_batch, body, tenant, house.settings.max_json_depth)
+    jobs = await off_loop(len(body), _parse_jobs, body, tenant, house.settings.max_json_depth)
     await house.admission.admit(jobs, is_batch=True)
     receipt = await house.intake.submit(await _submission(request, jobs, body, tenant, batch=True))
     answers = [answer._asdict() for answer in receipt.each()]
@@ -78,33 +79,11 @@ async def submit_batch(request: Request) -> Response:
     return json_response(dump({"jobs": answers}), 202, headers)
 
 
-def _parse_one(body: bytes, tenant: str, max_depth: int) -> NewJob:
-    return parse_submission(verbatim.members(body, max_depth), body, tenant)
+def _parse_jobs(body: bytes, tenant: str, max_depth: int) -> list[NewJob]:
+    def parse(entry: bytes) -> NewJob:
+        return parse_job(entry, tenant, max_depth)
 
-
-def _parse_batch(body: bytes, tenant: str, max_depth: int) -> list[NewJob]:
-    parts = verbatim.members(body, max_depth)
-    unknown = sorted(parts.keys() - {"jobs"})
-    if unknown:
-        raise invalid(unknown[0], "is not a known field")
-    try:
-        entries = msgspec.json.decode(parts["jobs"], type=list[msgspec.Raw])
-    except KeyError as problem:
-        raise invalid("jobs", "is required") from problem
-    except msgspec.ValidationError as problem:
-        raise invalid("jobs", "must be an array of jobs") from problem
-    if not 1 <= len(entries) <= MAX_BATCH:
-        raise invalid("jobs", f"must have 1 to {MAX_BATCH} entries")
-    jobs = []
-    for index, entry in enumerate(entries):
-        text = bytes(entry)
-        try:
-            jobs.append(_parse_one(text, tenant, max_depth))
-        except InvalidRequest as problem:
-            raise InvalidRequest(
-                f"jobs[{index}]: {problem.detail}", index=index, errors=problem.extra.get("errors", [])
-            ) from problem
-    return jobs
+    return parse_batch(body, "jobs", parse, most=MAX_BATCH, max_depth=max_depth)
 
 
 async def _submission(
@@ -254,7 +233,7 @@ class CancelRequest(msgspec.Struct, forbid_unknown_fields=True):
 async def cancel(request: Request) -> Response:
     house = house_of(request)
     job_id = job_id_of(request)
-    reason = _cancel_reason(await read_body(request), house.settings.max_json_depth)
+    reason = await read_as(request, _cancel_reason, house.settings.max_json_depth)
     steered = await cancel_job(house, job_id, tenant_of(request), reason)
     if not steered:
         raise NotFound("There is no such job.")

@@ -11,6 +11,7 @@ from app.api.house import House, house_of
 from app.api.passthrough import answer
 from app.dialects import Frame, GarbledAnswer, parse_frame
 from app.errors import ForemanError
+from app.loops.off_loop import off_loop
 from app.outbound import OutboundError
 from app.targets.inventory import OLLAMA_VERSION, Inventory, merged_running, merged_tags, shown
 from app.targets.registry import ECHO_INVENTORY
@@ -78,12 +79,15 @@ class ShowRequest(msgspec.Struct):
     name: str = ""
 
 
+_decode_show = msgspec.json.Decoder(ShowRequest).decode
+
+
 @router.post("/api/show", **describe.SHOW)
 async def show(request: Request) -> Response:
     house = house_of(request)
     try:
         body = await read_body(request)
-        asked = msgspec.json.decode(body, type=ShowRequest)
+        asked = await off_loop(len(body), _decode_show, body)
     except ForemanError as problem:
         return surfaces.refusal("ollama", problem)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:

@@ -26,7 +26,7 @@ from app.api.direct import read_body
 from app.api.headers import idempotency_key, trace_of
 from app.api.house import House, house_of, tenant_of
 from app.api.jobs import cancel_job, fingerprint_of
-from app.dialects import Dialect, Kind, asks_for_usage, asks_to_stream
+from app.dialects import Dialect, Kind, asks_to_stream
 from app.dialects.parts import PartFrames
 from app.errors import ForemanError, InvalidRequest, Unavailable
 from app.events.follow import Ended, Followed, Follower, Output, Restarted
@@ -60,13 +60,17 @@ RESTARTED = "the answer was interrupted and begun anew; ask again"
 CLOSING = "the server is shutting down; ask again"
 
 
+class _StreamOptions(msgspec.Struct, frozen=True, gc=False):
+    include_usage: msgspec.Raw = msgspec.Raw(b"false")
+
+
 class _Asked(msgspec.Struct, frozen=True, gc=False):
     """What Foreman itself needs to understand of a body; the rest is the target's business."""
 
     model: str = ""
     messages: list[AnyObject] | None = None
     stream: bool | None = None
-    stream_options: dict[str, Any] | None = None
+    stream_options: _StreamOptions | None = None
 
 
 class _AskedOllama(_Asked, frozen=True, gc=False):
@@ -137,13 +141,13 @@ async def _read(request: Request, house: House, kind: Kind, dialect: Dialect) ->
         dialect=dialect,
     )
     key = idempotency_key(request)
-    wanted = {"stream": asked.stream, "stream_options": asked.stream_options}
     return Call(
         job,
         kind,
         dialect,
-        streams=asks_to_stream(kind, wanted, dialect),
-        include_usage=asks_for_usage(wanted),
+        streams=asks_to_stream(kind, {"stream": asked.stream}, dialect),
+        include_usage=asked.stream_options is not None
+        and bytes(asked.stream_options.include_usage) == b"true",
         cancels=_cancels(request),
         key=key,
         fingerprint=None if key is None else await fingerprint_of(request, body),

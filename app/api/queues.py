@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import describe_queues as describe
-from app.api.direct import direct_router, json_response, read_body
+from app.api.direct import direct_router, json_response, read_as
 from app.api.house import House, house_of
 from app.api.render import dump
 from app.errors import InvalidRequest, NotFound
@@ -43,7 +43,7 @@ async def put_queue(request: Request) -> Response:
     """Replaces all settings; what is not named has its default again."""
     house = house_of(request)
     name = queue_of(request, new=True)
-    settings = parse_settings(await read_body(request), house.settings.max_json_depth)
+    settings = await read_as(request, parse_settings, house.settings.max_json_depth)
     created = await queues.configure(house.database, name, settings)
     await house.queues.settings_changed(name)
     return json_response(dump(await _document(house, name)), 201 if created else 200)

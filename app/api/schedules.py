@@ -9,13 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import describe_queues as describe
-from app.api.direct import direct_router, json_response, read_body
+from app.api.direct import direct_router, json_response, read_as
 from app.api.house import house_of, tenant_of
 from app.api.render import dump, raw
 from app.errors import Conflict, ForemanError, InvalidRequest, NotFound
 from app.jobs import verbatim
 from app.jobs.cron import check_cron, check_timezone
-from app.jobs.submission import NAME, explain, invalid, parse_submission
+from app.jobs.submission import NAME, explain, invalid, parse_job
+from app.loops.off_loop import off_loop
 from app.store import schedules
 
 router = direct_router("operators")
@@ -47,18 +48,18 @@ async def get_schedule(request: Request) -> Response:
 async def put_schedule(request: Request) -> Response:
     house, tenant = house_of(request), tenant_of(request)
     name = _name_of(request, new=True)
-    wanted = _parse(await read_body(request), house.settings.max_json_depth)
+    wanted = await read_as(request, _parse, house.settings.max_json_depth)
     check_cron(wanted.cron)
     check_timezone(wanted.timezone)
     body = bytes(wanted.job)
     try:
         # As it will be at each tick: what is wrong with the job is said now and not at night.
-        job = parse_submission(verbatim.members(body, house.settings.max_json_depth), body, tenant)
+        job = await off_loop(len(body), parse_job, body, tenant, house.settings.max_json_depth)
         if job.webhook_secret is not None:
             # A schedule is kept as it was written, and a secret must not be.
             raise invalid("webhook_secret", "cannot be kept in a schedule; its jobs are signed by the server")
         await house.admission.admit([job])
-        house.intake.check([job])
+        await off_loop(len(body), house.intake.check, [job])
     except ForemanError as problem:
         raise InvalidRequest(f"job: {problem.detail}", errors=problem.extra.get("errors", [])) from problem
     row = await schedules.put(house.database, name, tenant, wanted.cron, wanted.timezone, body.decode())

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import describe_llm as describe
-from app.api.direct import direct_router, json_response, read_body
+from app.api.direct import direct_router, json_response, read_as
 from app.api.house import House, house_of, tenant_of
 from app.api.render import dump
 from app.errors import Conflict, NotFound
@@ -45,27 +45,31 @@ async def get_target(request: Request) -> Response:
 async def put_target(request: Request) -> Response:
     house = house_of(request)
     name = request.path_params["name"]
-    body = await read_body(request)
-    parts = verbatim.members(body, house.settings.max_json_depth)
-    unknown = sorted(parts.keys() - set(TargetFields.__struct_fields__))
-    if unknown:
-        raise invalid(unknown[0], "is not a known field")
+    fields, keeps_token = await read_as(request, _parse_fields, house.settings.max_json_depth)
     if not is_name(name) or name == ECHO_NAME:
         raise invalid("name", "is not a name that a target can have")
-    try:
-        fields = msgspec.json.decode(body, type=TargetFields)
-    except msgspec.ValidationError as problem:
-        raise explain(parts, TargetFields) from problem
     wrong = problem_with(fields)
     if wrong is not None:
         raise invalid(*wrong)
     _refuse_configured(house, name)
     try:
-        # A change that does not speak of the token leaves it as it is, as long as it goes to the same server.
-        created = await house.targets.put(name, fields, keep_token="token" not in parts)
+        created = await house.targets.put(name, fields, keep_token=keeps_token)
     except ValueError as problem:
         raise invalid("token", str(problem)) from problem
     return json_response(dump(_document(_found(house, name))), 201 if created else 200)
+
+
+def _parse_fields(body: bytes, max_depth: int) -> tuple[TargetFields, bool]:
+    """And whether they leave the token as it is: so does a change that does not speak of it, as long as it
+    goes to the same server."""
+    parts = verbatim.members(body, max_depth)
+    unknown = sorted(parts.keys() - set(TargetFields.__struct_fields__))
+    if unknown:
+        raise invalid(unknown[0], "is not a known field")
+    try:
+        return msgspec.json.decode(body, type=TargetFields), "token" not in parts
+    except msgspec.ValidationError as problem:
+        raise explain(parts, TargetFields) from problem
 
 
 @router.delete("/targets/{name}", status_code=204, **describe.DELETE_TARGET)

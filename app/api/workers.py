@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import describe_workers as describe
-from app.api.direct import direct_router, json_response, read_body
+from app.api.batches import parse_batch
+from app.api.direct import direct_router, json_response, read_as, read_body
 from app.api.house import House, house_of, tenant_of
 from app.api.jobs import job_id_of
 from app.api.render import dump, job_document
@@ -28,7 +29,7 @@ from app.api.worker_schemas import (
     decode,
 )
 from app.engine.claimdesk import AnyLane, Claimer, Lanes
-from app.errors import InvalidRequest, LeaseLost, NotFound
+from app.errors import LeaseLost, NotFound
 from app.jobs import verbatim
 from app.jobs.ids import is_id
 from app.jobs.lanes import LLM_KINDS, kind_lane
@@ -47,7 +48,7 @@ MAX_SETTLEMENTS = 1000
 @router.post("/claims", **describe.CLAIM)
 async def claim(request: Request) -> Response:
     house = house_of(request)
-    wanted: ClaimRequest = decode(await read_body(request), ClaimRequest, house.settings.max_json_depth)
+    wanted: ClaimRequest = await read_as(request, decode, ClaimRequest, house.settings.max_json_depth)
     tenant = tenant_of(request)
     house.presence.saw(
         Presence(
@@ -193,27 +194,10 @@ class _EntryHead(msgspec.Struct):
 
 
 def _parse_settlements(body: bytes, max_depth: int) -> list[_Entry]:
-    parts = verbatim.members(body, max_depth)
-    if set(parts) != {"settlements"}:
-        unknown = sorted(parts.keys() - {"settlements"})
-        raise (
-            invalid(unknown[0], "is not a known field") if unknown else invalid("settlements", "is required")
-        )
-    try:
-        raw = msgspec.json.decode(parts["settlements"], type=list[msgspec.Raw])
-    except msgspec.ValidationError as problem:
-        raise invalid("settlements", "must be an array") from problem
-    if not 1 <= len(raw) <= MAX_SETTLEMENTS:
-        raise invalid("settlements", f"must have 1 to {MAX_SETTLEMENTS} entries")
-    entries = []
-    for index, each in enumerate(raw):
-        try:
-            entries.append(_parse_entry(bytes(each), max_depth))
-        except InvalidRequest as problem:
-            raise InvalidRequest(
-                f"settlements[{index}]: {problem.detail}", index=index, errors=problem.extra.get("errors", [])
-            ) from problem
-    return entries
+    def parse(entry: bytes) -> _Entry:
+        return _parse_entry(entry, max_depth)
+
+    return parse_batch(body, "settlements", parse, most=MAX_SETTLEMENTS, max_depth=max_depth)
 
 
 def _parse_entry(text: bytes, max_depth: int) -> _Entry:

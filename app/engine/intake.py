@@ -70,7 +70,9 @@ class Intake:
                     rules.apply(job)
                 except ForemanError as refusal:
                     REFUSED.labels(refusal.code).inc()
-                    raise (enqueue.indexed(refusal, index) if batch else refusal) from refusal
+                    if batch:
+                        raise enqueue.indexed(refusal, index) from refusal
+                    raise
                 managed = managed or rules.is_managed
             managed = managed or job.depends_on is not None
         return managed

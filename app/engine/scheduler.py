@@ -15,10 +15,10 @@ import structlog
 
 from app.engine.intake import Intake
 from app.errors import ForemanError, Unavailable
-from app.jobs import verbatim
 from app.jobs.cron import due_ticks, next_tick
-from app.jobs.submission import MAX_METADATA_ENTRIES, NewJob, parse_submission
+from app.jobs.submission import MAX_METADATA_ENTRIES, NewJob, parse_job
 from app.loops.loop import Loop
+from app.loops.off_loop import off_loop
 from app.store import schedules
 from app.store.admission import Admitted
 from app.store.database import Database
@@ -90,9 +90,10 @@ class Scheduler:
     ) -> Ticked:
         """One job; what is wrong with it is remembered, and the schedule goes on."""
         try:
-            job = _job(schedule)
+            size = len(schedule["job"])
+            job = await off_loop(size, _job, schedule)
             submission = Submission([job], job.tenant)
-            self._intake.check([job])
+            await off_loop(size, self._intake.check, [job])
             # A savepoint: what goes wrong with one job does not take the schedule with it.
             async with connection.transaction():
                 result = await self._intake.admission.admit_on(connection, [submission])
@@ -113,7 +114,7 @@ class Scheduler:
 
 def _job(schedule: asyncpg.Record) -> NewJob:
     body = schedule["job"].encode()
-    job = parse_submission(verbatim.members(body, MAX_DEPTH), body, schedule["tenant"])
+    job = parse_job(body, schedule["tenant"], MAX_DEPTH)
     metadata = orjson.loads(job.metadata) if job.metadata else {}
     if len(metadata) < MAX_METADATA_ENTRIES:
         # Where it came from, for whoever looks for its jobs.

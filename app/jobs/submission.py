@@ -133,8 +133,9 @@ class NewJob:
     dialect: str | None = None
 
 
-def parse_submission(parts: Members, body: bytes, tenant: str) -> NewJob:
+def parse_job(body: bytes, tenant: str, max_depth: int = verbatim.DEFAULT_MAX_DEPTH) -> NewJob:
     """Check a submitted job and make its row. Raises InvalidRequest naming every wrong field."""
+    parts = verbatim.members(body, max_depth)
     try:
         fields = _decode_extensions(body if len(body) <= LARGE_BYTES else _own_fields(parts))
     except msgspec.ValidationError as problem:

@@ -7,13 +7,16 @@ import pytest
 
 from app.config import Settings
 from app.engine.queues import Queues
+from app.errors import InvalidRequest
 from app.events.hub import Hub
 from app.jobs.ids import new_id
+from app.jobs.queue_settings import parse_settings
 from app.jobs.submission import NewJob
 from app.loops.batcher import MAX_FLUSH_BYTES
 from app.store import enqueue
 from app.store.database import Database
 from app.store.enqueue import Receipt, Submission
+from app.store.queues import configure
 
 
 @pytest.fixture
@@ -48,3 +51,16 @@ async def test_large_submissions_are_not_all_flushed_together(
     assert max(map(sum, flushed)) <= MAX_FLUSH_BYTES
     # The small ones share a flush as before.
     assert max(map(len, flushed)) > 10
+
+
+async def test_a_refusal_does_not_keep_what_was_refused(queues: Queues, database: Database) -> None:
+    """An error that is its own cause holds on to all that its frames held, until the collector comes by."""
+    await configure(database, "strict", parse_settings(b'{"payload_schema":{"maxProperties":0}}', 64))
+    await queues.settings_changed("strict")
+    job = NewJob(new_id(), "default", "strict", "own", "own", '{"x":1}')
+    with pytest.raises(InvalidRequest) as caught:
+        await queues.intake.submit(Submission([job]))
+    assert caught.value.__cause__ is not caught.value
+    with pytest.raises(InvalidRequest) as caught:
+        await queues.intake.submit(Submission([job], batch=True))
+    assert caught.value.extra["index"] == 0

@@ -10,15 +10,14 @@ from hypothesis import strategies as st
 
 from app.errors import InvalidRequest
 from app.jobs.ids import is_id, new_id
-from app.jobs.submission import EXTENSION_FIELDS, NewJob, parse_submission
-from app.jobs.verbatim import members
+from app.jobs.submission import EXTENSION_FIELDS, NewJob, parse_job
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def parse(document: dict[str, Any] | bytes, tenant: str = "default") -> NewJob:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return parse_submission(members(body), body, tenant)
+    return parse_job(body, tenant)
 
 
 def refused(document: dict[str, Any] | bytes) -> InvalidRequest:
