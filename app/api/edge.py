@@ -175,7 +175,7 @@ def _look_at(headers: Iterable[tuple[bytes, bytes]]) -> Seen:
             hosts += 1
             host = value
         elif name == b"content-length":
-            # The parser has found it sound, and would have refused one beside a transfer-encoding.
+            # The protocol has found it sound, and would have refused one beside a transfer-encoding.
             length = int(value)
         elif name == b"accept":
             streams = EVENT_STREAM in value

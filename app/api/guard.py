@@ -24,6 +24,9 @@ SIMPLE_TYPES = frozenset({b"", b"text/plain", b"application/x-www-form-urlencode
 # By Sec-Fetch-Site: the page itself, or a person (address bar, bookmark); "same-site" is another port.
 OWN_SITES = frozenset({b"same-origin", b"none"})
 
+# What may stand around the value of a header and is not part of it (RFC 9110, 5.5).
+BLANKS = b" \t"
+
 _HOST = re.compile(rb"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._\-]+))(?::[0-9]{1,5})?")
 
 
@@ -48,8 +51,13 @@ class Guard:
                 "or list the name in FOREMAN_ALLOWED_HOSTS."
             )
         if origin is not None:
-            self._check_origin(scope, host or b"", origin)
-        elif site is not None and site not in OWN_SITES and not _is_open(scope) and not _is_visit(scope):
+            self._check_origin(scope, (host or b"").strip(BLANKS), origin.strip(BLANKS))
+        elif (
+            site is not None
+            and site.strip(BLANKS) not in OWN_SITES
+            and not _is_open(scope)
+            and not _is_visit(scope)
+        ):
             raise _foreign()
 
     def _check_origin(self, scope: Scope, host: bytes, origin: bytes) -> None:
@@ -61,7 +69,7 @@ class Guard:
             raise Foreign("A body sent by a web page must have a Content-Type that says what it is.")
 
     def _looked_at(self, host: bytes) -> bool:
-        found = _HOST.fullmatch(host)
+        found = _HOST.fullmatch(host.strip(BLANKS))
         if found is None:
             return False
         if found["v6"] is not None:
@@ -104,7 +112,7 @@ def _is_visit(scope: Scope) -> bool:
     path: str = scope["path"]
     if scope["method"] not in READING or not (path == DASHBOARD or path.startswith(DASHBOARD + "/")):
         return False
-    said = dict(scope["headers"])
+    said = {name: value.strip(BLANKS) for name, value in scope["headers"]}
     return said.get(b"sec-fetch-mode") == b"navigate" and said.get(b"sec-fetch-dest") == b"document"
 
 
@@ -114,6 +122,6 @@ def _has_simple_body(scope: Scope) -> bool:
     for name, value in scope["headers"]:
         if name == b"content-type":
             content_type = value.partition(b";")[0].strip().lower()
-        elif name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
+        elif name == b"transfer-encoding" or (name == b"content-length" and value.strip(BLANKS) != b"0"):
             has_body = True
     return has_body and content_type in SIMPLE_TYPES

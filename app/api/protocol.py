@@ -12,9 +12,13 @@ finds, is not taken at all: the connection ends with the answer, as RFC 9112 all
 Nobody is upgraded to anything: a request that offers to be (Java's client offers h2c with everything) is read
 as if it had not, its body included. Trailers are counted and thrown away, never taken for headers.
 
+A refusal while the request is still coming is followed by a lingering close: what comes is thrown away for a
+while. Closed at once with input unread, the connection would be reset, and the answer be lost with it.
+
 After a restart all event streams come back at once, and a thousand requests may be readable in one turn of
 the loop. Those wait on the porch and are read a few at a time, so that whoever submits a job meanwhile is not
-behind all of them (app/api/entrance.py then limits what it takes to begin them).
+behind all of them (app/api/entrance.py then limits what it takes to begin them). So does a body in crumbs: a
+thousand chunks of a byte cost more to read than a megabyte in one.
 """
 
 import asyncio
@@ -40,6 +44,13 @@ WHOLE_REQUEST_FACTOR = 10
 # processor for themselves.
 READ_AT_ONCE = 2
 PAUSE_SECONDS = 0.002
+# How much of a chunked body is parsed at once, and with how many chunks in that the rest waits its turn.
+CHUNKED_AT_ONCE = 32 * 1024
+MANY_CHUNKS = 1000
+# How long, and for how much, an end waits for a client that is still sending.
+LINGER_SECONDS = 5.0
+LINGER_BYTES = 32 * 1024 * 1024
+MAX_LENGTH_DIGITS = 18
 END_OF_HEAD = b"\r\n\r\n"
 BEGINS_AN_ANSWER = b"HTTP/1.1 "
 # Where in a request the parser is; a number above is what is left of a body that said its length.
@@ -54,39 +65,49 @@ _REASONS = {
 
 
 class Porch:
-    """Where requests for event streams wait until they are read. One per process, as the loop is."""
+    """Where requests wait until they are read, a few at a time. For the whole process, as the loop is."""
 
     def __init__(self) -> None:
         self._waiting: deque[PacedProtocol] = deque()
+        self._opens = False
 
     def wait(self, protocol: "PacedProtocol") -> None:
         self._waiting.append(protocol)
-        if len(self._waiting) == 1:
+        if not self._opens:
+            self._opens = True
             protocol.loop.call_soon(self._let_some_in)
 
     def _let_some_in(self) -> None:
-        for _ in range(min(READ_AT_ONCE, len(self._waiting))):
-            self._waiting.popleft().come_in()
-        if self._waiting:
-            self._waiting[0].loop.call_later(PAUSE_SECONDS, self._let_some_in)
+        try:
+            for _ in range(min(READ_AT_ONCE, len(self._waiting))):
+                self._waiting.popleft().come_in()
+        finally:
+            self._opens = bool(self._waiting)
+            if self._opens:
+                self._waiting[0].loop.call_later(PAUSE_SECONDS, self._let_some_in)
 
 
 _PORCH = Porch()
+_CRUMBS = Porch()
 
 
 class _Gathering:
     """A connection on which the head of an answer leaves together with the first of its body.
 
     uvloop sends at once what is written: a short answer would be two system calls and wake its reader twice.
+    It ends gently: what a client was told while it still spoke is not lost.
     """
 
-    __slots__ = ("_flushing", "_head", "_loop", "_transport")
+    __slots__ = ("_flushing", "_head", "_lingering", "_loop", "_protocol", "_room", "_transport")
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, transport: asyncio.Transport, protocol: "PacedProtocol") -> None:
         self._transport = transport
-        self._loop = loop
+        self._protocol = protocol
+        self._loop = protocol.loop
         self._head = b""
         self._flushing: asyncio.Handle | None = None
+        self._lingering: asyncio.TimerHandle | None = None
+        self._room = LINGER_BYTES
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -104,13 +125,32 @@ class _Gathering:
         self._transport.write(data)
 
     def is_closing(self) -> bool:
-        return self._transport.is_closing()
+        return self._lingering is not None or self._transport.is_closing()
 
     def close(self) -> None:
         if self._flushing is not None:
             self._flushing.cancel()
             self._flush()
-        self._transport.close()
+        if self.is_closing():
+            return
+        if self._transport.can_write_eof() and self._protocol.stop_listening():
+            self._transport.write_eof()
+            self._lingering = self._loop.call_later(LINGER_SECONDS, self._transport.close)
+        else:
+            self._transport.close()
+
+    def throw_away(self, size: int) -> None:
+        """So much more came that nobody listens to."""
+        if self._lingering is not None:
+            self._room -= size
+            if self._room < 0:
+                self._transport.close()
+
+    def end(self) -> None:
+        """Wait no longer for a client that was told already."""
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._transport.close()
 
     def _flush(self) -> None:
         self._flushing = None
@@ -174,18 +214,23 @@ class PacedProtocol(HttpToolsProtocol):
         self._seam = b""
         # What of a chunked body came since there was last something of the body itself in it.
         self._framing_bytes = 0
+        # The chunks of one read, in the order they came.
+        self._chunks: list[bytes] = []
+        self._chunks_seen = 0
         # What came while the request waits on the porch, or for the answer to the one before it; None when
         # nothing waits. It begins at an offset: it may hold thousands of requests, taken one by one.
         self._unread: bytes | None = None
         self._unread_from = 0
         # Whatever else comes is not listened to.
         self._deaf = False
+        self._shutting_down = False
         self._timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.transport = _Gathering(transport, self.loop)  # type: ignore[assignment]
+        self._wire = _Gathering(transport, self)
+        self.transport = self._wire  # type: ignore[assignment]
         self.flow: _Flow = _Flow(transport)
         self._request_expected()
         self._timer = self.loop.call_later(self.request_timeout, self._check_pace)
@@ -194,7 +239,30 @@ class PacedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._reader_took_something()
+        self._wire.end()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        self._shutting_down = True
+        self._wire.end()
+        super().shutdown()
+
+    def stop_listening(self) -> bool:
+        """The connection ends. Whether the client may still be speaking: then what it says is thrown away."""
+        if self._shutting_down or not self._speaks():
+            return False
+        self._deaf = True
+        self._unread = None
+        self._chunks.clear()
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is not None:
+            # Nobody waits for the rest of the body, or holds what came of it, until the connection is gone.
+            cycle.disconnected = not cycle.response_complete
+            cycle.body = bytearray()
+            cycle.message_event.set()
+        self.flow.let_go()
+        self.flow.resume_reading()
+        return True
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -219,10 +287,12 @@ class PacedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._unread is not None:
             self._wait_with(self._unread[self._unread_from :] + data, 0)
+        elif self._deaf:
+            self._wire.throw_away(len(data))
         elif data.startswith(b"GET ") and EVENT_STREAM in data and self._is_idle():
             self._wait_with(data, 0)
             _PORCH.wait(self)
-        elif not self._deaf:
+        else:
             self._read(data, 0)
 
     def _wait_with(self, data: bytes, start: int) -> None:
@@ -258,11 +328,17 @@ class PacedProtocol(HttpToolsProtocol):
                     self._place = left or IN_CHUNKED_BODY
                 start = stop
             elif self._place == IN_CHUNKED_BODY:
-                self._framing_bytes += end - start
-                self._parse(data[start:])
-                start = end
+                stop = min(end, start + CHUNKED_AT_ONCE)
+                self._framing_bytes += stop - start
+                self._chunks_seen = 0
+                self._parse(data[start:stop])
+                start = stop
                 if self._framing_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
                     self._refuse(_trailers_too_large())
+                elif self._chunks_seen > MANY_CHUNKS and start < end and not self.transport.is_closing():
+                    self._wait_with(data, start)
+                    _CRUMBS.wait(self)
+                    return
             elif self._answered():
                 start = self._read_head(data, start)
             else:
@@ -307,6 +383,8 @@ class PacedProtocol(HttpToolsProtocol):
                 self._refuse(
                     cause if isinstance(cause, ForemanError) else Unparsable("Invalid HTTP request received.")
                 )
+        if self._chunks:
+            self._hand_on_chunks()
         return len(data)
 
     def _begin_without_upgrade(self) -> None:
@@ -332,8 +410,9 @@ class PacedProtocol(HttpToolsProtocol):
         if self.url[:1] != b"/":
             self._target_names_host()
         self._progress()
+        length = _body_length(self.headers)
         super().on_headers_complete()
-        self._place = _body_length(self.headers)
+        self._place = length
         if self._place == IN_CHUNKED_BODY:
             self.headers = _Trailers()
 
@@ -349,6 +428,17 @@ class PacedProtocol(HttpToolsProtocol):
         self.url = (target.path or b"/") + (b"?" + target.query if target.query else b"")
 
     def on_body(self, body: bytes) -> None:
+        if self._place == IN_CHUNKED_BODY:
+            self._chunks.append(body)
+        else:
+            self._progress()
+            super().on_body(body)
+
+    def _hand_on_chunks(self) -> None:
+        """As one part: of one byte each there may be thousands in one read."""
+        body = b"".join(self._chunks)
+        self._chunks_seen += len(self._chunks)
+        self._chunks.clear()
         self._progress()
         self._framing_bytes = 0
         super().on_body(body)
@@ -356,6 +446,8 @@ class PacedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return
+        if self._chunks:
+            self._hand_on_chunks()
         self._waiting_since = None
         self._place = IN_HEAD
         self._head_bytes = self._framing_bytes = 0
@@ -365,6 +457,10 @@ class PacedProtocol(HttpToolsProtocol):
         """No request is being answered: none came yet, or the last one's answer is through."""
         cycle: RequestResponseCycle | None = self.cycle
         return cycle is None or cycle.response_complete
+
+    def _speaks(self) -> bool:
+        """The client is in the middle of a request, or has said more than was read."""
+        return self._head_bytes > 0 or self._unread is not None or self._deaf
 
     def _is_idle(self) -> bool:
         """What comes now begins a request."""
@@ -423,6 +519,9 @@ def _body_length(headers: list[tuple[bytes, bytes]]) -> int:
         if name == b"transfer-encoding":
             return IN_CHUNKED_BODY
         if name == b"content-length":
+            # Python refuses to read thousands of digits, and the parser takes them if they are zeros.
+            if len(value) > MAX_LENGTH_DIGITS and len(value.strip()) > MAX_LENGTH_DIGITS:
+                raise Unparsable(f"A Content-Length has at most {MAX_LENGTH_DIGITS} digits.")
             length = int(value)
     return length
 

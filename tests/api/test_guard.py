@@ -44,6 +44,8 @@ def is_refused(guard: Guard, asked: Scope) -> bool:
         "[::1]:8080",
         "jobs.example:8080",
         "JOBS.example",
+        "127.0.0.1 ",
+        "\tlocalhost:8080 \t",
     ],
 )
 def test_a_loopback_name_or_a_listed_one_is_ours(host: str) -> None:
@@ -63,6 +65,8 @@ def test_a_loopback_name_or_a_listed_one_is_ours(host: str) -> None:
         "evil.example/localhost",
         "localhost:8080:80",
         "localhost evil.example",
+        "evil.example ",
+        "local host",
         "2130706433",
         "127.1",
         "0.0.0.0",
@@ -106,6 +110,21 @@ def test_any_other_name_is_not(host: str) -> None:
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "OPTIONS"])
 def test_what_a_foreign_page_asks_for_is_refused(method: str, headers: dict[str, str], refused: bool) -> None:
     asked = scope(method, "/jobs/x", host="localhost:8080", **headers)
+    assert is_refused(Guard(cors_origins=[CHAT]), asked) is refused
+
+
+@pytest.mark.parametrize(
+    ("headers", "refused"),
+    [
+        ({"origin": "http://localhost:8080 "}, False),
+        ({"origin": CHAT + "\t"}, False),
+        ({"origin": EVIL + " "}, True),
+        ({"sec_fetch_site": "same-origin "}, False),
+        ({"sec_fetch_site": "cross-site "}, True),
+    ],
+)
+def test_blanks_around_a_value_are_not_part_of_it(headers: dict[str, str], refused: bool) -> None:
+    asked = scope("GET", "/jobs/x", host="localhost:8080 ", **headers)
     assert is_refused(Guard(cors_origins=[CHAT]), asked) is refused
 
 
