@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import httpx
 
 from foreman_client.errors import ForemanError, Unreachable
-from foreman_client.wire import Reply, Request
+from foreman_client.wire import Reply, Request, without_password
 
 T = TypeVar("T")
 
@@ -164,9 +164,13 @@ def _options(base_url: str, headers: dict[str, str]) -> dict[str, Any]:
     try:
         url = httpx.URL(base_url)
     except httpx.InvalidURL as error:
-        raise ForemanError(f"{base_url!r} is not an address: {error}") from None
+        # What httpx says of it may be a piece of a password.
+        said = "" if "@" in base_url else f": {error}"
+        raise ForemanError(f"{without_password(base_url)!r} is not an address{said}") from None
     if url.scheme not in {"http", "https"} or not url.host:
-        raise ForemanError(f"{base_url!r} is not an address of a server; it looks like http://host:8080")
+        raise ForemanError(
+            f"{without_password(base_url)!r} is not an address of a server; it looks like http://host:8080"
+        )
     return {"base_url": url, "headers": headers}
 
 

@@ -46,10 +46,16 @@ def verify_webhook(
 
 # Padding is optional, as in the reference implementations: whatever secret the server takes is taken here.
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?")
+# What Foreman signs with, and Standard Webhooks asks for. Above all not nothing: with the empty key of a
+# variable that was never set, anybody can sign.
+_SHORTEST, _LONGEST = 24, 64
 
 
 def _key(secret: str) -> bytes:
     encoded = secret.removeprefix("whsec_")
     if not _BASE64.fullmatch(encoded):
         raise WebhookRejected("the secret is not whsec_ followed by base64")
-    return base64.b64decode(encoded + "=" * (-len(encoded) % 4))
+    key = base64.b64decode(encoded + "=" * (-len(encoded) % 4))
+    if not _SHORTEST <= len(key) <= _LONGEST:
+        raise WebhookRejected(f"the secret holds {len(key)} bytes instead of {_SHORTEST} to {_LONGEST}")
+    return key

@@ -6,11 +6,14 @@ parsers round big integers or write NaN as null without a word.
 
 import dataclasses
 import json
+import marshal
 import math
+import re
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -58,12 +61,52 @@ class Reply:
 
 
 def decode(text: str | bytes) -> Any:
-    """What JSON says; ValueError for what is none.
+    """What JSON says; ValueError for what is none, NaN and Infinity among it.
 
-    Python refuses to read an int of more than 4,300 digits, and to write it. The server keeps such a number
-    like any other, so here it comes as decimal.Decimal: exact, and quick at any length.
+    The server keeps a number of any length and size. Python refuses to read an int of more than 4,300 digits
+    and takes 1e400 for infinite; both come as decimal.Decimal: exact, and quick at any length.
     """
-    return json.loads(text, parse_int=_integer)
+    if isinstance(text, bytes):
+        text = text.decode()
+    try:
+        value = _decoder.decode(text)
+        if not _has_infinity(value):
+            return value
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        # Too long an int, or nested deeper than marshal goes; NaN is refused the second time as well.
+        pass
+    return _exact_decoder.decode(text)
+
+
+_INFINITIES = (marshal.dumps(math.inf, 2), marshal.dumps(-math.inf, 2))
+
+
+def _has_infinity(value: Any) -> bool:
+    """A hook for every number makes an embedding three times as dear to read; this is a twentieth of it.
+
+    What only looks like an infinity, in a text, costs a second reading and nothing else.
+    """
+    written = marshal.dumps(value, 2)
+    return any(each in written for each in _INFINITIES)
+
+
+class _Beyond(Decimal):
+    """A number whose exponent even Decimal has no room for: infinite in a sum, and written as it was read."""
+
+    _text: str
+
+    def __new__(cls, text: str) -> "_Beyond":
+        made = super().__new__(cls, "-Infinity" if text.startswith("-") else "Infinity")
+        made._text = text
+        return made
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __reduce__(self) -> Any:
+        return _Beyond, (self._text,)
 
 
 def _integer(digits: str) -> int | Decimal:
@@ -71,6 +114,37 @@ def _integer(digits: str) -> int | Decimal:
         return int(digits)
     except ValueError:
         return Decimal(digits)
+
+
+def _real(text: str) -> float | Decimal:
+    number = float(text)
+    if math.isfinite(number):
+        return number
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return _Beyond(text)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"JSON has no {name}")
+
+
+_decoder = json.JSONDecoder(parse_constant=_no_constant)
+_exact_decoder = json.JSONDecoder(parse_int=_integer, parse_float=_real, parse_constant=_no_constant)
+
+
+def without_password(url: str) -> str:
+    """A URL as it may be shown: also one whose password has an @, / or ? in it that had to be escaped.
+
+    Such a URL does not work, so it is the very one that gets shown.
+    """
+    start = url.find("://") + 3 if "://" in url else 0
+    before, _, behind = url[start:].rpartition("@")
+    # An @ among the parameters may be part of a password, too.
+    shown = "…" if "?" in before else re.split("[?#]", behind)[0]
+    user = re.split("[:/?#@]", before)[0]
+    return url[:start] + (f"{user}@" if user else "") + shown
 
 
 def _not_foreman(status: int) -> ApiError:
@@ -88,12 +162,42 @@ def plain(value: Any) -> Any:
     raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
 
 
-_encoder = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain)
+# Python's json has no way to write a number that is neither int nor float. So a Decimal goes through it as a
+# text that begins with this mark, and loses mark and quotes afterwards. Nobody else can have put the mark
+# there: it is random, and never leaves the process.
+_MARK = f"number-{secrets.token_hex(16)}:"
+_MARKED = re.compile(f'"{_MARK}([^"]*)"')
+
+
+def _plain_or_number(value: Any) -> Any:
+    if not isinstance(value, Decimal):
+        return plain(value)
+    if not value.is_finite() and not isinstance(value, _Beyond):
+        raise ValueError(f"{value} cannot be written as JSON")
+    return f"{_MARK}{value!s}"
+
+
+def _encoder_with(**layout: Any) -> json.JSONEncoder:
+    return json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_plain_or_number, **layout)
+
+
+_encoder = _encoder_with(separators=(",", ":"))
+_encoders_for_people = {indent: _encoder_with(indent=indent) for indent in (None, 2)}
 
 
 def encode(value: Any) -> bytes:
     """JSON in UTF-8; TypeError or ValueError for what JSON does not have (NaN, lone surrogates, sets)."""
-    return _encoder.encode(value).encode()
+    return _written(_encoder, value).encode()
+
+
+def encode_for_people(value: Any, indent: int | None = None) -> str:
+    """The same with some room: a space after comma and colon, or a line for each member."""
+    return _written(_encoders_for_people[indent], value)
+
+
+def _written(encoder: json.JSONEncoder, value: Any) -> str:
+    text = encoder.encode(value)
+    return _MARKED.sub(r"\1", text) if _MARK in text else text
 
 
 def timestamp(moment: datetime) -> str:

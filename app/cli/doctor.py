@@ -10,6 +10,7 @@ import typer
 import foreman_client as fc
 from app.cli.output import plain, rows_in
 from app.cli.session import CommandError, Session, exit_code_of, remote
+from foreman_client.wire import without_password
 
 # A Date header has whole seconds, and the answer took its time.
 TOLERABLE_SKEW_SECONDS = 2.0
@@ -37,10 +38,11 @@ def register(cli: typer.Typer) -> None:
 def doctor(session: Session) -> None:
     """Check the server: reachable, version, database, API key, clocks, targets."""
     findings = _examine(session)
+    server = without_password(session.foreman.url)
     if session.out.as_json:
-        session.out.json({"server": session.foreman.url, "findings": [asdict(each) for each in findings]})
+        session.out.json({"server": server, "findings": [asdict(each) for each in findings]})
     else:
-        session.out.console.print(f"Server {session.foreman.url}", markup=False)
+        session.out.console.print(f"Server {server}", markup=False)
         for each in findings:
             session.out.console.print(f" {MARKS[each.outcome]} {each.check}: ", end="")
             session.out.console.print(plain(each.detail), markup=False)
@@ -113,5 +115,5 @@ def _targets(session: Session) -> Finding:
     except (fc.Unauthorized, fc.Forbidden):
         return Finding("targets", "skipped", "this key may not see them")
     names = ", ".join(f"{each.get('name')} ({each.get('state', '?')})" for each in found)
-    asleep = [each for each in found if each.get("state") not in {None, "ready", "up", "reachable", "ok"}]
-    return Finding("targets", "warning" if asleep else "ok", names or "none; the built-in echo serves")
+    is_asleep = any(each.get("state") == "asleep" for each in found)
+    return Finding("targets", "warning" if is_asleep else "ok", names or "none; the built-in echo serves")

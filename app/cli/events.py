@@ -1,6 +1,5 @@
 """events, logs and send: what a job went through, what its worker wrote, and how to tell it something."""
 
-import json
 from collections.abc import Iterator
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ from app.cli.jobs import JobId
 from app.cli.live import event_line, log_lines, no_event_log
 from app.cli.session import CommandError, Session, remote
 from app.cli.values import text_of
+from foreman_client.wire import decode, encode_for_people
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")]
 
@@ -58,7 +58,7 @@ def send(
 ) -> None:
     """Send an event to a job; its worker receives it."""
     try:
-        content: Any = json.loads(text_of(payload))
+        content: Any = decode(text_of(payload))
     except ValueError as error:
         raise CommandError(f"the payload is not JSON: {error}") from None
     try:
@@ -84,6 +84,6 @@ def _read(
 
 def _line(event: fc.Event) -> str:
     at = event.at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if event.at else ""
-    data = "" if event.data in (None, {}) else json.dumps(event.data, ensure_ascii=False, default=str)
+    data = "" if event.data in (None, {}) else encode_for_people(event.data)
     reason = f"({event.reason}) " if event.reason and event.reason != event.type else ""
     return f"{event.seq:>5} {at} {event.type} {reason}{data}".rstrip()

@@ -1,6 +1,5 @@
 """Tables for people, JSON for machines. Data goes to stdout, everything said about it to stderr."""
 
-import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,6 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from foreman_client.wire import encode_for_people
 
 # Piped into a file or another program there is no screen to fit into.
 PIPED_WIDTH = 240
@@ -40,8 +41,7 @@ def plain(text: str) -> str:
 
 def _dump(value: Any, indent: int | None = None) -> str:
     """JSON says the same with its control characters escaped, those included that it need not escape."""
-    text = json.dumps(value, ensure_ascii=False, indent=indent, default=str)
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", encode_for_people(value, indent))
 
 
 class Output:
@@ -113,7 +113,7 @@ def _words(value: Any) -> str:
         case list() if all(isinstance(each, str) for each in value):
             return ", ".join(value)
         case dict() | list():
-            return json.dumps(value, ensure_ascii=False, default=str)
+            return encode_for_people(value)
     return str(value)
 
 

@@ -1,6 +1,5 @@
 """What people type, made into what the wire wants."""
 
-import json
 import re
 import sys
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from app.cli.session import CommandError
+from foreman_client.wire import decode
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
@@ -43,7 +43,7 @@ def settings(given: Sequence[str]) -> dict[str, Any]:
         for name in path:
             place = place.setdefault(name, {})
         try:
-            place[last] = json.loads(text)
+            place[last] = decode(text)
         except ValueError:
             place[last] = text
     return made
@@ -54,7 +54,7 @@ def json_object(text: str | None, option: str) -> dict[str, Any] | None:
     if text is None:
         return None
     try:
-        value = json.loads(text_of(text))
+        value = decode(text_of(text))
     except ValueError as error:
         raise CommandError(f"{option} is not JSON: {error}") from None
     if not isinstance(value, dict):

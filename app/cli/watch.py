@@ -12,6 +12,7 @@ from app.cli.jobs import COLUMNS, row
 from app.cli.live import follow
 from app.cli.output import cell
 from app.cli.session import Session, remote
+from foreman_client.wire import without_password
 
 REFRESH_SECONDS = 1.0
 SHOWN = 20
@@ -60,7 +61,8 @@ def _table(session: Session, queue: str | None) -> None:
         console=session.out.console, auto_refresh=False, screen=session.out.console.is_terminal
     ) as live:
         while True:
-            table = Table(box=None, header_style="bold", title=f"{session.foreman.url}  (Ctrl-C to leave)")
+            server = without_password(session.foreman.url)
+            table = Table(box=None, header_style="bold", title=f"{server}  (Ctrl-C to leave)")
             for name in COLUMNS:
                 table.add_column(name.replace("_", " "), no_wrap=name == "job_id")
             for job in _newest(session, queue):

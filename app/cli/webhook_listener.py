@@ -1,6 +1,5 @@
 """A receiver for trying things out: takes deliveries on a local port, verifies them and shows them."""
 
-import json
 import time
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,6 +9,7 @@ from rich.text import Text
 
 from app.cli.output import STATE_STYLES, Output, plain
 from app.webhooks.sign import SignatureInvalid, parse_secret, verify
+from foreman_client.wire import decode, encode_for_people
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 READ_SECONDS = 20.0
@@ -43,7 +43,7 @@ class Delivery:
         self.problem = _problem(headers, body, secrets)
         self.verified = None if not secrets else self.problem is None
         try:
-            self.message: Any = json.loads(body)
+            self.message: Any = decode(body)
         except ValueError:
             self.message = None
             self.problem = self.problem or "the body is not JSON"
@@ -142,5 +142,5 @@ class Showing:
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
+    text = encode_for_people(value)
     return text if len(text) <= 120 else f"{text[:117]}…"

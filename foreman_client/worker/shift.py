@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from foreman_client.blocking import Foreman
 from foreman_client.client import AsyncForeman
+from foreman_client.wire import without_password
 from foreman_client.worker.active import LEASE_LOST, SHUTDOWN, ActiveJob
 from foreman_client.worker.claims import Claimer
 from foreman_client.worker.reach import Reach
@@ -93,7 +94,8 @@ class Shift:
         ]
         claiming = asyncio.create_task(self._claim(), name="foreman-claims")
         stopping = asyncio.create_task(self._stopping.wait())
-        log.info("worker %s takes %s from %s", self._terms.name, ", ".join(self._tasks), self._client.url)
+        server = without_password(self._client.url)
+        log.info("worker %s takes %s from %s", self._terms.name, ", ".join(self._tasks), server)
         try:
             await asyncio.wait({claiming, stopping, *background}, return_when=asyncio.FIRST_COMPLETED)
             await self._leave(claiming)

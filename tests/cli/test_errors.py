@@ -105,6 +105,35 @@ def test_the_doctor_finds_a_healthy_server_healthy(foreman: Foreman):
     assert "reachable" in foreman("doctor").out
 
 
+@pytest.mark.parametrize(
+    ("states", "outcome"),
+    [
+        (("awake",), "ok"),
+        (("awake", "unknown"), "ok"),
+        (("awake", "asleep"), "warning"),
+        ((), "ok"),
+    ],
+)
+def test_the_doctor_warns_of_targets_that_are_asleep_and_of_no_others(foreman: Foreman, states, outcome: str):
+    targets = [{"name": f"t{n}", "state": state} for n, state in enumerate(states)]
+    with running_stub() as stub:
+        stub.answers(Answer(200, {"version": "9.9", "jobs": [], "targets": targets}))
+        findings = foreman("doctor", "--json", "--server", stub.url).json()["findings"]
+    assert {each["check"]: each["outcome"] for each in findings}["targets"] == outcome
+
+
+def test_a_password_in_the_address_is_not_shown(foreman: Foreman):
+    server = f"http://me:topsec@127.0.0.1:{free_port()}"
+    outcome = foreman("doctor", "--server", server)
+    assert "me@127.0.0.1" in outcome.out
+    assert "topsec" not in outcome.out + outcome.err
+    assert "topsec" not in foreman("doctor", "--json", "--server", server).out
+    for wrong in ("http://me:topsec/x@h", "ftp://me:topsec@h", "me:topsec@h"):
+        outcome = foreman("list", "--server", wrong)
+        assert outcome.code == 2
+        assert "topsec" not in outcome.err
+
+
 def test_the_doctor_says_what_is_wrong(foreman: Foreman):
     outcome = foreman("doctor", "--server", f"http://127.0.0.1:{free_port()}")
     assert outcome.code == 4

@@ -109,6 +109,22 @@ def test_payloads_come_from_files_and_stdin(foreman: Foreman, tmp_path):
     assert foreman(*ECHO, "--wait", "-", stdin="from stdin").out == "from stdin\n"
 
 
+def test_numbers_of_any_length_and_size_go_in_and_come_out_as_they_are(foreman: Foreman):
+    long = "123456789" * 600
+    job_id = submitted(foreman, "--kind", "x", "--payload", f'{{"n":{long},"m":-1e400,"text":"\\u009b"}}')
+    shown = foreman("get", job_id, "--json").out
+    assert f'"n": {long},' in shown
+    assert '"m": -1E+400,' in shown
+    assert '"text": "\\u009b"' in shown
+    assert foreman("get", job_id).code == 0
+    # Events and queues' settings are read by the same.
+    assert foreman("send", job_id, "measured", f'{{"n":{long}}}').code == 0
+    assert f'"n": {long}' in foreman("events", job_id, "--json").out
+    assert f'"n": {long}' in foreman("events", job_id).out
+    wrong = foreman("submit", "--kind", "x", "--payload", '{"n":NaN}')
+    assert (wrong.code, "not JSON" in wrong.err) == (2, True)
+
+
 def test_the_same_idempotency_key_is_the_same_job(foreman: Foreman):
     first = submitted(foreman, "--kind", "x", "--idempotency-key", "cli-1")
     again = foreman("submit", "--kind", "x", "--idempotency-key", "cli-1")

@@ -175,20 +175,20 @@ def test_a_number_of_any_length_breaks_neither_reader_nor_worker(
 ):
     """The server keeps what came in; an answer with such a number in it was "not a Foreman server's"."""
     long = "-" + "123456789" * 1000
-    body = f'{{"kind":"{kind}","payload":{{"n":{long},"m":[1,2.5,{2**64}]}}}}'
+    body = f'{{"kind":"{kind}","payload":{{"n":{long},"m":[1,2.5,{2**64},1e400]}}}}'
     job_id = httpx.post(f"{shared_server.url}/jobs", content=body).json()["job_id"]
     payload = foreman.get(job_id).payload
     assert payload["n"] == Decimal(long)
-    assert payload["m"] == [1, 2.5, 2**64]
+    assert payload["m"] == [1, 2.5, 2**64, Decimal("1e400")]
     assert job_id in [job.job_id for job in foreman.list_jobs(kind=kind).jobs]
 
     seen = []
     worker = Worker(shared_server.url)
 
     @worker.task(kind)
-    async def handle(payload: dict, job: ActiveJob) -> str:
+    async def handle(payload: dict, job: ActiveJob) -> dict:
         seen.append(payload["n"])
-        return "seen"
+        return payload
 
     async def work() -> None:
         async with working(worker):
@@ -196,3 +196,7 @@ def test_a_number_of_any_length_breaks_neither_reader_nor_worker(
 
     asyncio.run(work())
     assert seen == [Decimal(long)]
+    # What was read can be written: by the worker as its result, and by whoever submits it again.
+    assert foreman.get(job_id).result == payload
+    assert f'"n":{long}' in httpx.get(f"{shared_server.url}/jobs/{job_id}").text
+    assert foreman.submit(kind, payload).status().payload == payload
