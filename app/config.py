@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -172,6 +172,8 @@ class Settings(BaseSettings):
             ("postgresql://", "postgres://", "postgresql+asyncpg://")
         ):
             raise ValueError("must begin with postgresql://")
+        if value is not None and not _is_url(value):
+            raise ValueError("is not a URL; is each @ / ? # [ ] in the password escaped (%40 for @)?")
         if value is not None and not _has_good_ports(value):
             raise ValueError("has a port that is not a number from 1 to 65535")
         return value
@@ -227,12 +229,23 @@ def listed(value: str) -> list[str]:
     return [each.strip() for each in value.split(",") if each.strip()]
 
 
+def _is_url(url: str) -> bool:
+    """What the driver would end with a traceback over, and perhaps with a piece of the password in it."""
+    try:
+        parts = urlsplit(url)
+        parse_qsl(parts.query, strict_parsing=bool(parts.query))
+    except ValueError:
+        return False
+    user, _, hosts = parts.netloc.rpartition("@")
+    return "@" not in user and ("," not in hosts or all(hosts.split(",")))
+
+
 def _has_good_ports(url: str) -> bool:
     """Several hosts, each with a port of its own; or `port` and `host` among the parameters."""
-    address, _, query = url.partition("://")[2].partition("?")
-    hosts = address.partition("/")[0].rpartition("@")[2].split(",")
+    parts = urlsplit(url)
+    hosts = parts.netloc.rpartition("@")[2].split(",")
     ports = []
-    for name, value in parse_qsl(query):
+    for name, value in parse_qsl(parts.query):
         if name == "port":
             ports += value.split(",")
         elif name == "host":

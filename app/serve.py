@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
-import re
 import resource
 import signal
 import socket
@@ -34,10 +33,11 @@ from app.errors import Unavailable
 from app.main import Foreman, create_app
 from app.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from app.store.migrate import migrate
-from app.store.outage import REMIND_SECONDS, Cause, Trouble, cause_of, words_of
+from app.store.outage import REMIND_SECONDS, Cause, Outage, Trouble, cause_of, words_of
 from app.targets.config import from_environment
 from app.telemetry import configure_logging
 from app.webhooks.outgoing import Outgoing, for_development
+from foreman_client.wire import without_password
 
 log = structlog.get_logger()
 
@@ -119,13 +119,18 @@ def database(settings: Settings) -> Iterator[tuple[Settings, EmbeddedPostgres | 
 
 
 class PostgresKeeper:
-    """Starts a killed embedded PostgreSQL again, ever more slowly while it does not come up (a full disk)."""
+    """Starts a killed embedded PostgreSQL again, ever more slowly while it does not come up (a full disk).
 
-    def __init__(self, postgres: EmbeddedPostgres | None) -> None:
+    `outage`: that of the database, where it is this process that uses it. Of a full disk it may hear from
+    here alone: all connections can end without a word.
+    """
+
+    def __init__(self, postgres: EmbeddedPostgres | None, outage: Outage | None = None) -> None:
         self._postgres = postgres
+        self._outage = outage
         self._failures = 0
         self._next_try_at = 0.0
-        self._said = ""
+        self._told_at: float | None = None
 
     def look(self) -> None:
         """From the main thread: PostgreSQL ends with the thread that started it."""
@@ -136,16 +141,17 @@ class PostgresKeeper:
         try:
             self._postgres.start()
         except EmbeddedPostgresError as problem:
-            if str(problem) != self._said:
+            now = time.monotonic()
+            if self._told_at is None or now - self._told_at >= REMIND_SECONDS:
                 log.error("serve.postgres_not_revived", problem=str(problem))  # noqa: TRY400 - it says it all
-                self._said = str(problem)
-            self._next_try_at = (
-                time.monotonic() + RESTART_SECONDS[min(self._failures, len(RESTART_SECONDS) - 1)]
-            )
+                self._told_at = now
+            if self._outage is not None and cause_of(problem).trouble is Trouble.FULL:
+                self._outage.failed(problem)
+            self._next_try_at = now + RESTART_SECONDS[min(self._failures, len(RESTART_SECONDS) - 1)]
             self._failures += 1
         else:
             log.warning("serve.postgres_revived", tries=self._failures + 1)
-            self._failures, self._said = 0, ""
+            self._failures, self._told_at = 0, None
 
 
 def _print(text: str) -> None:
@@ -176,22 +182,17 @@ async def _start_patiently(foreman: Foreman, tell: Callable[[Cause], None]) -> N
         if cause.trouble is not Trouble.REFUSED:
             refused_since = None
         elif now - (refused_since := refused_since or now) > patience:
-            raise ServeError(f"{cause.text} Is FOREMAN_DATABASE_URL right? {_shown(url)}: {words}")
+            raise ServeError(f"{cause.text} Is FOREMAN_DATABASE_URL right? {without_password(url)}: {words}")
         if said is None or said[0] != cause or now - said[1] >= REMIND_SECONDS:
             log.warning(
                 "serve.waiting_for_database",
                 cause=cause.text,
                 problem=words,
-                database=_shown(url),
+                database=without_password(url),
                 gives_up_after_seconds=patience if refused_since else None,
             )
             said = cause, now
         await asyncio.sleep(DATABASE_RETRY_SECONDS)
-
-
-def _shown(url: str) -> str:
-    """The URL without its password."""
-    return re.sub(r"//([^:@/]*):[^@/]*@", r"//\1@", url).partition("?")[0]
 
 
 class _Server(uvicorn.Server):
@@ -270,7 +271,8 @@ def _serve_here(
     edge = create_app(settings)
     app = with_cors(edge, settings.cors_origins)
 
-    keeper = PostgresKeeper(postgres)
+    foreman: Foreman = edge.app.state.foreman
+    keeper = PostgresKeeper(postgres, foreman.database.outage)
 
     async def watch_postgres() -> None:
         keeper.look()

@@ -116,6 +116,8 @@ def test_a_wrong_setting_is_named(name: str, value: str) -> None:
         "postgresql://u:hunter2@h:0/d",
         "postgresql://u:hunter2@h:-1/d",
         "postgresql://u:hunter2@h:5432x/d",
+        "postgresql://u:hunter2/x@h:5432/d",
+        "postgresql://u:hunter2#x@h:5432/d",
         "postgresql://u:hunter2@h1:5432,h2:54321111/d",
         "postgresql://u:hunter2@[::1]:port/d",
         "postgresql://u:hunter2@/d?host=h&port=many",
@@ -126,6 +128,25 @@ def test_a_port_that_is_none_is_said_in_one_line(url: str) -> None:
     for name in ("FOREMAN_DATABASE_URL", "FOREMAN_LISTEN_DATABASE_URL"):
         [problem] = problems(**{name: url})
         assert problem == f"{name}: has a port that is not a number from 1 to 65535"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://hunter2@[::1/d",
+        "postgresql://u:hunter2@h1,,h2/d",
+        "postgresql://u:hunt@er2@h/d",
+        "postgresql://u:hunt@er:2@h/d",
+        "postgresql://u:12?hunter2@h/d",
+        "postgresql://u:hunter2\u2100@h/d",
+        "postgresql://u:[hunter2@h/d",
+    ],
+)
+def test_what_is_no_url_is_said_in_one_line_that_has_nothing_of_it(url: str) -> None:
+    for name in ("FOREMAN_DATABASE_URL", "FOREMAN_LISTEN_DATABASE_URL"):
+        [problem] = problems(**{name: url})
+        assert problem.startswith(f"{name}: is not a URL")
+        assert "hunt" not in problem
 
 
 @pytest.mark.parametrize(

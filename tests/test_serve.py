@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from app.config import load_settings
 from app.serve import RESTART_SECONDS, PostgresKeeper, greeting
 from app.store.embedded import EmbeddedPostgresError
+from app.store.outage import Outage
 from tests.conftest import ROOT, Server, free_port, wait_until
 
 
@@ -174,7 +175,7 @@ def test_a_killed_server_leaves_no_database_behind(tmp_path: Path) -> None:
         wait_until(lambda: not Path(f"/proc/{postmaster}").exists(), 20)
 
 
-def test_a_database_of_its_own_that_does_not_come_up_is_tried_ever_more_slowly_and_told_once(
+def test_a_database_of_its_own_that_does_not_come_up_is_tried_ever_more_slowly_and_told_once_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Postgres:
@@ -185,25 +186,36 @@ def test_a_database_of_its_own_that_does_not_come_up_is_tried_ever_more_slowly_a
         def start(self) -> None:
             self.starts += 1
             if self.full:
-                raise EmbeddedPostgresError("PANIC: could not write to file: No space left on device")
+                # As the real one: the end of a log, with times and process ids that are never the same.
+                raise EmbeddedPostgresError(
+                    f"PostgreSQL did not start. The end of postgres.log:\n{now} UTC [{self.starts}] "
+                    'FATAL:  could not write to file "pg_wal/xlogtemp.7": No space left on device'
+                )
             self.running = True
 
     now = 0.0
     monkeypatch.setattr("app.serve.time.monotonic", lambda: now)
     postgres = Postgres()
-    keeper = PostgresKeeper(postgres)  # type: ignore[arg-type]
+    outage = Outage("database")
+    keeper = PostgresKeeper(postgres, outage)  # type: ignore[arg-type]
     with capture_logs() as lines:
         while now < 60:
             keeper.look()
             now += 1
         assert len(RESTART_SECONDS) <= postgres.starts <= 2 * len(RESTART_SECONDS)
+        # Told to those who wait as well, whose connections may have ended without a word.
+        assert outage.is_full
+        while now < 100:
+            keeper.look()
+            now += 1
         postgres.full = False
-        while now < 90:
+        while now < 130:
             keeper.look()
             now += 1
     assert postgres.running
-    assert [line["event"] for line in lines] == [
+    assert [line["event"] for line in lines if line["event"].startswith("serve.")] == [
         "serve.postgres_died",
+        "serve.postgres_not_revived",
         "serve.postgres_not_revived",
         "serve.postgres_revived",
     ]

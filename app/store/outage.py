@@ -76,14 +76,27 @@ _CAUSES: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], Caus
 )
 
 
+# Where tables and write-ahead log share a disk, PostgreSQL itself stops when that is full. It says why on the
+# connection that it closes and in its own log, and neither has an error class for it.
+NO_SPACE = "No space left on device"
+
+
 def cause_of(problem: BaseException) -> Cause:
+    if NO_SPACE in str(problem):
+        return FULL
     return next((cause for kind, cause in _CAUSES if isinstance(problem, kind)), AWAY)
 
 
 def words_of(problem: BaseException) -> str:
-    """What the database or the network said, for the log: its first line, never the details with values."""
+    """What the database or the network said, for the log: its first line, never the details with values.
+
+    Of an end of PostgreSQL's own log it is the line that says what is full.
+    """
     said = str(problem.args[-1] if isinstance(problem, OSError) and problem.args else problem)
-    return (said.splitlines() or [""])[0][:MAX_PROBLEM] or type(problem).__name__
+    lines = said.splitlines() or [""]
+    return (
+        next((line for line in lines if NO_SPACE in line), lines[0])[:MAX_PROBLEM] or type(problem).__name__
+    )
 
 
 class Outage:

@@ -1,6 +1,8 @@
 """The database's disk is full: the refusal, /readyz, the doctor and the log all name it, and say when it is over."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import uuid
@@ -80,26 +82,31 @@ def test_a_write_that_found_no_room_is_named_until_there_is_some(make_server: Ma
     is_over(server, submit)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path, postgres: EmbeddedPostgres) -> Iterator[Path]:
-    """A disk of 64 MB for tables; where none can be mounted, the test above has to do."""
-    place = tmp_path / "small"
+@contextmanager
+def mounted(place: Path, megabytes: int) -> Iterator[Path]:
+    """A small disk; where none can be mounted, the test of the write that found no room has to do."""
     place.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64m,mode=755", "none", str(place)],
-        capture_output=True,
-        check=False,
+    options = f"size={megabytes}m,mode=755"
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "none", str(place)], capture_output=True, check=False
     )
-    if mounted.returncode:
+    if done.returncode:
         pytest.skip("a small disk cannot be mounted here")
     try:
+        yield place
+    finally:
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, postgres: EmbeddedPostgres) -> Iterator[Path]:
+    """For tables."""
+    with mounted(tmp_path / "small", megabytes=64) as place:
         owner = postgres.cluster_dir.stat()
         tables = place / "tables"
         tables.mkdir(mode=0o700)
         os.chown(tables, owner.st_uid, owner.st_gid)
         yield tables
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 @contextmanager
@@ -137,3 +144,47 @@ def test_a_disk_that_is_really_full_is_noticed_before_anybody_writes(
             assert FULL not in doctor(server)
         finally:
             server.stop()
+
+
+def test_a_database_of_its_own_that_stops_over_a_full_disk_says_so_and_comes_back_by_itself(
+    tmp_path: Path,
+) -> None:
+    """Tables and write-ahead log on one disk, as in the default set-up: then PostgreSQL itself ends."""
+    with mounted(tmp_path / "data", megabytes=160) as disk:
+        environment = {"FOREMAN_DATA_DIR": str(disk)}
+        server = Server("", free_port(), environment, log_path=tmp_path / "log").start(60)
+        try:
+            filler = disk / "filler"
+            # Less than the 16 MB that the next piece of the write-ahead log takes.
+            fill(filler, leave=10 << 20)
+            acknowledged: set[str] = set()
+
+            def is_refused() -> bool:
+                payload = {"text": os.urandom(400_000).hex()}
+                answer = httpx.post(f"{server.url}/jobs", json={"kind": "own-kind", "payload": payload})
+                if answer.status_code == 202:
+                    acknowledged.add(answer.json()["job_id"])
+                return answer.status_code == 503 and "disk" in answer.json()["detail"]
+
+            wait_until(is_refused, 60, server.log)
+            told = doctor(server)
+            ready = httpx.get(f"{server.url}/readyz")
+            assert ready.status_code == 503
+            assert re.search("disk (is|was) full", ready.json()["detail"])
+            assert "✗ database" in told
+            assert re.search("disk (is|was) full", told)
+            assert FULL in server.log()
+            assert "No space left on device" in server.log()
+            filler.unlink()
+            wait_until(lambda: httpx.get(f"{server.url}/readyz").status_code == 200, 60, server.log)
+            wait_until(lambda: "database.back" in server.log())
+            for job_id in acknowledged:
+                assert httpx.get(f"{server.url}/jobs/{job_id}").json()["state"] == "queued"
+        finally:
+            server.stop()
+
+
+def fill(filler: Path, leave: int) -> None:
+    free = shutil.disk_usage(filler.parent).free
+    with filler.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free - leave)

@@ -10,9 +10,15 @@ from structlog.testing import capture_logs
 
 from app.store import outage
 from app.store.database import AWAY
+from app.store.embedded import EmbeddedPostgresError
 from app.store.outage import REMIND_SECONDS, Outage, Trouble, cause_of
 
 FULL = asyncpg.DiskFullError('could not extend file "base/5/16384": No space left on device')
+# Its last words on a connection, when the write-ahead log no longer fits.
+PANIC = asyncpg.ConnectionDoesNotExistError(
+    "connection was closed in the middle of operation: "
+    'could not write to file "pg_wal/xlogtemp.17": No space left on device'
+)
 GONE = ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 5432)")
 
 
@@ -26,6 +32,8 @@ GONE = ConnectionRefusedError(111, "Connect call failed ('127.0.0.1', 5432)")
         (socket.gaierror(-2, "Name or service not known"), "refused", "host"),
         (asyncpg.ClientConfigurationError("could not determine user name"), "refused", "URL"),
         (FULL, "full", "disk is full"),
+        (PANIC, "full", "disk is full"),
+        (OSError(28, "No space left on device"), "full", "disk is full"),
         (GONE, "away", "not reachable"),
         (asyncpg.CannotConnectNowError("the database system is starting up"), "away", "starting"),
         (asyncpg.ReadOnlySQLTransactionError("cannot execute INSERT"), "away", "read"),
@@ -97,6 +105,22 @@ def test_a_full_disk_is_over_when_there_is_room_not_when_something_can_be_read(
         watched.succeeded(has_room=True)
     assert not watched.is_full
     assert events(lines) == ["unavailable", "back"]
+
+
+def test_of_the_end_of_a_log_the_line_that_names_the_full_disk_is_told() -> None:
+    problem = EmbeddedPostgresError(
+        "PostgreSQL did not start. The end of /data/postgres.log:\n"
+        "2024-01-01 00:00:00 UTC [17] LOG:  database system was not properly shut down\n"
+        '2024-01-01 00:00:01 UTC [17] FATAL:  could not write to file "pg_wal/xlogtemp.17": No space left on device\n'
+        "2024-01-01 00:00:02 UTC [16] LOG:  startup process (PID 17) exited with exit code 1"
+    )
+    with capture_logs() as lines:
+        watched = Outage("database")
+        watched.failed(GONE)
+        assert "disk is full" in watched.failed(problem).text
+        assert "disk was full" in watched.failed(GONE).text
+    assert events(lines) == ["unavailable", "still_unavailable"]
+    assert lines[1]["problem"].endswith('xlogtemp.17": No space left on device')
 
 
 def test_a_statement_that_had_to_give_way_is_no_outage(passes: Callable[[float], None]) -> None:
