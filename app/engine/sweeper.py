@@ -59,7 +59,9 @@ class Sweeper:
         self._tell(swept)
         if swept.full:
             return 0
-        return min(swept.blind_seconds, self._sweep_seconds) or None
+        if swept.blind_seconds:
+            return min(swept.blind_seconds, self._sweep_seconds)
+        return self._watchfulness.confirm_seconds if swept.unconfirmed else None
 
     def _tell(self, swept: Swept) -> None:
         if not swept.jobs:

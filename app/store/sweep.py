@@ -4,11 +4,13 @@ Each statement takes a small batch and skips rows that somebody holds, so that i
 anybody's way. One replica at a time does a round, by a transaction-level advisory lock.
 
 A lease that ran out while nobody could renew it says nothing about its worker. After an outage leases are left alone
-until those who hold them had their turn.
+until those who hold them had their turn. A database that only hangs is no outage that anybody is told of: so a lease is
+given up by the second look that finds it expired, and in between the database answered for long enough to renew it.
 """
 
+from collections import deque
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import asyncpg
 
@@ -24,6 +26,10 @@ CLOCK = "SELECT statement_timestamp() AS now, pg_postmaster_start_time() AS star
 # A round that comes so much later than it should was held up by more than a busy machine: a process that was frozen,
 # a computer that slept. The database's clock went on meanwhile, or that of the workers did not.
 LATE = timedelta(seconds=5)
+# How long whoever holds a lease has to renew it, once a look that found it expired is over.
+CONFIRM_SECONDS = 1.0
+# No lease ever ran out before this.
+NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 # The columns that every end or interruption of a run resets, whoever caused it.
 _LEAVE_RUN = """
@@ -46,13 +52,16 @@ _NOT_KEYED_ANY_MORE = """NOT EXISTS (
           SELECT 1 FROM queues WHERE queues.name = jobs.queue AND queues.settings ? 'key'
       )"""
 
+# A lease that ran out before $2, or before now where nobody says. (LEAST passes over NULL.)
+_IS_LOST = "lease_expires_at < least(now(), $2::timestamptz)"
+
 # loading, working → queued; counts as an attempt. → failed when that was the last one; → cancelled when
 # a cancel was on its way.
 RESCUE = (
     f"""
 WITH lost AS MATERIALIZED (
     SELECT id FROM jobs
-    WHERE state IN ('loading', 'working') AND lease_expires_at < now()
+    WHERE state IN ('loading', 'working') AND {_IS_LOST}
       AND (concurrency_key IS NULL OR cancel_requested_at IS NOT NULL OR {_NOT_KEYED_ANY_MORE})
     ORDER BY id LIMIT $1
     FOR UPDATE SKIP LOCKED
@@ -93,7 +102,7 @@ SUPERSEDE = (
     f"""
 WITH lost AS MATERIALIZED (
     SELECT jobs.id FROM jobs JOIN queues ON queues.name = jobs.queue
-    WHERE jobs.state IN ('loading', 'working') AND jobs.lease_expires_at < now()
+    WHERE jobs.state IN ('loading', 'working') AND {_IS_LOST}
       AND jobs.concurrency_key IS NOT NULL AND jobs.cancel_requested_at IS NULL
       AND queues.settings ? 'key' AND coalesce(queues.settings->>'stale_policy', 'fail-stale') = 'fail-stale'
     ORDER BY jobs.id LIMIT $1
@@ -182,19 +191,40 @@ WITH overdue AS MATERIALIZED (
     + "SELECT id, state, queue, lane, concurrency_key AS key, has_dependents FROM cancelled"
 )
 
+# The end of a look: when that is, and whether leases had run out when it began that no look before had found so.
+END_LOOK = """
+SELECT EXISTS (
+    SELECT 1 FROM jobs
+    WHERE state IN ('loading', 'working') AND lease_expires_at >= $1::timestamptz AND lease_expires_at < $2::timestamptz
+) AS unconfirmed, clock_timestamp() AS now
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A round that went through, whatever it found."""
+
+    began_at: datetime
+    ended_at: datetime
+
 
 class Watchfulness:
-    """Whether this process would have noticed that leases could not be renewed.
+    """Which leases this process may take for lost.
 
-    It would not, for `grace`, after its first look, after a look that failed or came late, and after a restart of the
-    database. Whoever still holds a lease renews it within that time. All by the database's clock.
+    None, for `grace`, after its first look, after a look that failed or came late, and after a restart of the
+    database: it would not have noticed that they could not be renewed. Otherwise those that had run out when an earlier
+    look began which has been over for `confirm_seconds`: its end shows that the database answered, and whoever still
+    holds a lease renews it within that time. All by the database's clock.
     """
 
     def __init__(self, sweep_seconds: float, grace_seconds: float) -> None:
+        self.confirm_seconds = min(CONFIRM_SECONDS, sweep_seconds)
         self._expected = timedelta(seconds=sweep_seconds) + LATE
         self._grace = timedelta(seconds=grace_seconds)
         self._looked_at: datetime | None = None
         self._blind_until: datetime | None = None
+        # The last one that has been over for long enough, and all since.
+        self._looks: deque[Look] = deque()
 
     def failed(self) -> None:
         """The database was away, or something else kept us from looking."""
@@ -207,11 +237,25 @@ class Watchfulness:
         # While it waits anyway, lateness adds nothing: on a machine that is always late leases must end, too.
         if last is None or now < last or (not is_blind and now - last > self._expected):
             self._blind_until = now + self._grace
+            self._looks.clear()
         wait = max(self._blind_until or now, database_started + self._grace) - now
         if wait > timedelta(0):
             return wait.total_seconds()
         self._blind_until = None
         return 0.0
+
+    def lost_before(self, now: datetime) -> datetime:
+        """Leases that ran out before this moment may be given up."""
+        since = now - timedelta(seconds=self.confirm_seconds)
+        while len(self._looks) > 1 and self._looks[1].ended_at <= since:
+            self._looks.popleft()
+        if self._looks and self._looks[0].ended_at <= since:
+            return self._looks[0].began_at
+        return NEVER
+
+    def looked(self, began_at: datetime, ended_at: datetime) -> None:
+        """A look went through, and not only as far as to find another replica at it."""
+        self._looks.append(Look(began_at, ended_at))
 
 
 @dataclass(slots=True)
@@ -225,6 +269,8 @@ class Swept:
     full: bool
     # For how long still nothing is rescued or superseded.
     blind_seconds: float = 0.0
+    # Leases were found expired that are given up by the next look if they still are.
+    unconfirmed: bool = False
 
     @property
     def jobs(self) -> list[asyncpg.Record]:
@@ -236,20 +282,27 @@ async def sweep(
 ) -> Swept | None:
     """One round over everything that is overdue; None when another replica is at it."""
     blind_seconds = 0.0
+    lost_before: datetime | None = None
+    unconfirmed = False
     rescued: list[asyncpg.Record] = []
     superseded: list[asyncpg.Record] = []
     async with database.transaction() as connection:
+        [clock] = await connection.fetch(CLOCK)
         if watchfulness is not None:
-            [clock] = await connection.fetch(CLOCK)
             blind_seconds = watchfulness.look(clock["now"], clock["started"])
+            lost_before = watchfulness.lost_before(clock["now"])
         if not await connection.fetchval(ONE_AT_A_TIME):
             return None
         cancelled = await connection.fetch(END_GRACE, BATCH, cancel_grace_seconds)
         expired = await connection.fetch(EXPIRE, BATCH)
         if blind_seconds == 0:
-            rescued = await connection.fetch(RESCUE, BATCH)
-            superseded = await connection.fetch(SUPERSEDE, BATCH)
+            rescued = await connection.fetch(RESCUE, BATCH, lost_before)
+            superseded = await connection.fetch(SUPERSEDE, BATCH, lost_before)
+        if watchfulness is not None:
+            [end] = await connection.fetch(END_LOOK, lost_before, clock["now"])
+            watchfulness.looked(clock["now"], end["now"])
+            unconfirmed = end["unconfirmed"]
     # Where queues share what expires, one's part may be full long before the batch is.
     shared = len({job["queue"] for job in expired}) > 1
     full = shared or BATCH in (len(cancelled), len(expired), len(rescued), len(superseded))
-    return Swept(rescued, superseded, expired, cancelled, full, blind_seconds)
+    return Swept(rescued, superseded, expired, cancelled, full, blind_seconds, unconfirmed)

@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import asyncpg
 import httpx
 import pytest
 
+from app.store import locks
 from app.store.embedded import EmbeddedPostgres
 from app.store.migrate import migrate
-from tests.conftest import Server, free_port, wait_until
+from tests.conftest import MakeServer, Server, free_port, wait_until
 from tests.engine.fleet import QUICK, all_reach, check_invariants, count, echo, fetch, story, submit
+from tests.patience import PATIENCE
 
 
 @pytest.fixture
@@ -115,6 +118,113 @@ def test_an_outage_longer_than_the_leases_runs_nothing_twice(
         [row] = fetch(own_postgres.dsn, "SELECT attempt FROM jobs WHERE id = $1", job_id)
         assert row["attempt"] == attempt, story(own_postgres.dsn, job_id)
     assert ("queued", "rescue") not in story(own_postgres.dsn, inside)
+
+
+OTHERS_AT_IT = f"SELECT pg_advisory_lock({locks.SWEEP})"
+NOBODY_AT_IT = f"SELECT pg_advisory_unlock({locks.SWEEP})"
+# Somebody is in the middle of a look and hangs there; somebody waits for it to end.
+THE_LOOK = f"look.locktype = 'advisory' AND (look.classid::bigint << 32) + look.objid::bigint = {locks.SWEEP}"
+HANGS = f"""
+SELECT EXISTS (
+    SELECT 1 FROM pg_locks AS look JOIN pg_locks AS wanted USING (pid)
+    WHERE {THE_LOOK} AND look.granted AND wanted.relation = 'jobs'::regclass AND NOT wanted.granted
+)
+"""
+IS_AWAITED = f"SELECT EXISTS (SELECT 1 FROM pg_locks AS look WHERE {THE_LOOK} AND NOT look.granted)"
+
+
+async def comes_true(connection: asyncpg.Connection, question: str, *arguments: object) -> None:
+    async with asyncio.timeout(10 * PATIENCE):
+        while not await connection.fetchval(question, *arguments):
+            await asyncio.sleep(0.02)
+
+
+class OutsideWorker:
+    """One job of a worker over HTTP, and its lease."""
+
+    def __init__(self, client: httpx.AsyncClient, job: dict[str, str]) -> None:
+        self.job_id = job["job_id"]
+        self._client = client
+        self._token = job["lease_token"]
+
+    @classmethod
+    async def claims(cls, client: httpx.AsyncClient, kind: str, lease_seconds: float) -> "OutsideWorker":
+        wanted = {"worker": "w", "kinds": [kind], "lease_seconds": lease_seconds, "wait_seconds": 60}
+        [job] = (await client.post("/claims", json=wanted)).json()["jobs"]
+        return cls(client, job)
+
+    async def beat(self, lease_seconds: float) -> int:
+        body = {"lease_token": self._token, "lease_seconds": lease_seconds}
+        return (await self._client.post(f"/jobs/{self.job_id}/heartbeat", json=body)).status_code
+
+    async def keep_beating(self, lease_seconds: float, answers: list[int]) -> None:
+        while True:
+            answers.append(await self.beat(lease_seconds))
+            await asyncio.sleep(lease_seconds / 3)
+
+
+async def test_a_database_that_hangs_for_longer_than_the_leases_runs_nothing_twice(
+    database_url: str, make_server: MakeServer
+) -> None:
+    """Nothing fails, and when it answers again a sweeper is there as soon as those who renew.
+
+    Here it is sooner: it is in the middle of a look that found all leases expired. The next look is kept waiting, so that
+    it does not matter how fast this machine is.
+    """
+    server = make_server(**QUICK)
+    async with (
+        httpx.AsyncClient(base_url=server.url, timeout=120) as client,
+        asyncpg.create_pool(database_url, min_size=2, max_size=2) as pool,
+        pool.acquire() as locking,
+        pool.acquire() as looking,
+    ):
+        # Who really died is found. From then on this sweeper trusts what it sees.
+        await client.post("/jobs", json={"kind": "abandoned"})
+        abandoned = await OutsideWorker.claims(client, "abandoned", 0.2)
+        assert (await OutsideWorker.claims(client, "abandoned", 3600)).job_id == abandoned.job_id
+
+        await looking.execute(OTHERS_AT_IT)
+        jobs = {"jobs": [echo(10_000, 100), {"kind": "beating"}, {"kind": "cut-off"}]}
+        answer = await client.post("/jobs/batch", json=jobs)
+        inside = answer.json()["jobs"][0]["job_id"]
+        await comes_true(looking, "SELECT state = 'working' FROM jobs WHERE id = $1", inside)
+        # One worker beats all the time; the other's call was cut off, and it will try again in a moment.
+        beating = await OutsideWorker.claims(client, "beating", 2)
+        cut_off = await OutsideWorker.claims(client, "cut-off", 2)
+        mine = [inside, beating.job_id, cut_off.job_id]
+        answers: list[int] = []
+        beats = asyncio.create_task(beating.keep_beating(2, answers))
+        async with locking.transaction():
+            await locking.execute("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE")
+            await comes_true(
+                locking,
+                "SELECT max(lease_expires_at) < clock_timestamp() FROM jobs WHERE id = ANY ($1::text[])",
+                mine,
+            )
+            await looking.execute(NOBODY_AT_IT)
+            await comes_true(looking, HANGS)
+            look_is_over = asyncio.create_task(looking.execute(OTHERS_AT_IT))
+            await comes_true(locking, IS_AWAITED)
+        await look_is_over
+
+        assert await cut_off.beat(3600) == 200
+        await comes_true(
+            looking, "SELECT lease_expires_at > clock_timestamp() FROM jobs WHERE id = $1", inside
+        )
+        beats.cancel()
+        assert await beating.beat(3600) == 200
+        assert set(answers) <= {200}
+        assert (await client.post(f"/jobs/{inside}/cancel")).status_code == 202
+        await comes_true(looking, "SELECT state = 'cancelled' FROM jobs WHERE id = $1", inside)
+        for job_id in mine:
+            reasons = await looking.fetch("SELECT reason FROM events WHERE job_id = $1", job_id)
+            assert "rescue" not in [row["reason"] for row in reasons]
+            assert await looking.fetchval("SELECT attempt FROM jobs WHERE id = $1", job_id) == 1
+
+        # And whoever dies after that is found as ever.
+        assert await cut_off.beat(0.2) == 200
+        await looking.execute(NOBODY_AT_IT)
+        assert (await OutsideWorker.claims(client, "cut-off", 3600)).job_id == cut_off.job_id
 
 
 def test_a_crash_of_the_database_loses_nothing_that_was_acknowledged(

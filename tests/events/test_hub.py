@@ -108,8 +108,10 @@ async def test_a_connection_that_hangs_is_replaced_and_heard_on_again(
 ) -> None:
     monkeypatch.setattr(hub_module, "ANSWER_SECONDS", 0.3)
     relay = Relay(database_url)
+    # Its log does not move, so that no look at it finds anything: what wakes was heard.
+    job_id = await put_one(database)
     async with relay.url() as url:
-        here, there = Hub(database, None, 60), Hub(database, url, 60)
+        here, there = Hub(database, None, 3600), Hub(database, url, 3600)
         here.start()
         there.start()
         try:
@@ -119,9 +121,9 @@ async def test_a_connection_that_hangs_is_replaced_and_heard_on_again(
                 relay.hang()
                 # The look that it takes by itself every few seconds.
                 there._listener.wake()
-                with there.watch("a") as watch:
-                    while not await watch.changed(0, 0.2):
-                        here.jobs_changed(["a"])
+                with there.watch(job_id) as watch:
+                    while not await watch.changed(1, 0.2):
+                        here.jobs_changed([job_id])
             assert relay.connections >= 2
         finally:
             await here.stop()

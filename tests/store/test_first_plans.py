@@ -35,6 +35,7 @@ WALKS = {
     "limits.RUNNING",
     "outbox.RECEIVERS",
     "sweep.END_GRACE",
+    "sweep.END_LOOK",
     "sweep.EXPIRE",
     "sweep.RESCUE",
     "sweep.SUPERSEDE",

@@ -20,7 +20,7 @@ from app.store.database import IN_ORDER, Database
 from app.store.embedded import EmbeddedPostgres
 from app.store.read import GET, MAX_LOOKED, POSITION, SHARING, Filter, list_statements
 from app.store.settle import HEARTBEAT
-from app.store.sweep import END_GRACE, EXPIRE, RESCUE
+from app.store.sweep import END_GRACE, END_LOOK, EXPIRE, NEVER, RESCUE
 from tests.conftest import TEMPLATE
 
 FILL = """
@@ -207,13 +207,15 @@ async def test_the_heads_are_found_by_one_probe_per_lane(
 @pytest.mark.parametrize(
     ("statement", "arguments", "index"),
     [
-        (RESCUE, (500,), "jobs_live"),
+        (RESCUE, (500, None), "jobs_live"),
+        (RESCUE, (500, datetime(2100, 1, 1, tzinfo=UTC)), "jobs_live"),
+        (END_LOOK, (NEVER, NEVER), "jobs_live"),
         (EXPIRE, (500,), "jobs_deadlines"),
         (END_GRACE, (500, 10.0), "jobs_live"),
         (PROMOTE, (1000,), "jobs_waiting"),
         (NEXT_DUE, (), "jobs_waiting"),
     ],
-    ids=["rescue", "expire", "end_grace", "promote", "next_due"],
+    ids=["rescue", "rescue_confirmed", "end_look", "expire", "end_grace", "promote", "next_due"],
 )
 @pytest.mark.parametrize("generic", [False, True])
 async def test_what_time_does_is_found_by_its_own_index(

@@ -9,8 +9,10 @@ import pytest
 from app.config import Settings
 from app.engine import slots as slots_module
 from app.engine.slots import SlotKeeper
+from app.executors.protocol import ClaimedJob, RunContext
+from app.jobs.outcomes import Outcome
 from app.main import Foreman
-from app.store.claims import Claims, Seat
+from app.store.claims import Claims, Seat, heads_of
 from app.store.database import Database
 from app.store.holdings import renew, shrink, take
 from app.targets.config import TargetConfig, TargetFields
@@ -121,6 +123,50 @@ async def test_what_was_claimed_after_the_hold_ran_out_has_no_slot(database: Dat
     await database.execute("UPDATE target_holdings SET expires_at = now() - interval '1 second'")
     assert await take(database, "gpu", "other:00000000", total=2, wanted=1, lease_seconds=10) == 1
     assert await keeper.confirm("gpu", 2, 2) == 1
+
+
+class Idle:
+    """An executor whose calls begin, and never end by themselves."""
+
+    async def run(self, _job: ClaimedJob, _context: RunContext) -> Outcome:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def test_a_dispatcher_gives_back_what_it_claimed_after_its_hold_ran_out(
+    database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreman = Foreman(Settings(database_url=database_url))
+    dispatcher, worker = foreman.dispatcher, foreman.worker
+    assert dispatcher is not None
+    assert worker is not None
+    config = TargetConfig.of("gpu", TargetFields(url="http://127.0.0.1:9", slots=2), "api")
+    target = Target(config, foreman.targets._client, 10)
+    pool = dispatcher._pool_of(target)
+    pool.executor = Idle()
+    for _ in range(2):
+        await put_one(database, lane="llm|||m")
+
+    async def slowly(*arguments: Any, **how: Any) -> list[Any]:
+        """While the claim was on its way the hold ran out, and another took one of the slots."""
+        dispatcher._slots._until.clear()
+        await database.execute("UPDATE target_holdings SET expires_at = now() - interval '1 second'")
+        assert await take(database, "gpu", "other:00000000", total=2, wanted=1, lease_seconds=3600) == 1
+        claimed = await Claims(database).claim(*arguments, **how)
+        assert len(claimed) == 2
+        return claimed
+
+    monkeypatch.setattr(dispatcher._claims, "claim", slowly)
+    await foreman.database.open()
+    try:
+        [head] = await heads_of(database, ["default"])
+        await dispatcher._serve(target, [head])
+        assert pool.running == 1
+        rows = await database.fetch("SELECT state, attempt FROM jobs ORDER BY attempt")
+        assert [tuple(row) for row in rows] == [("queued", 0), ("loading", 1)]
+    finally:
+        await worker.stop(0)
+        await foreman.database.close()
 
 
 async def test_calls_to_a_target_that_was_configured_anew_still_use_its_slots(database_url: str) -> None:

@@ -1,10 +1,11 @@
 """A claim without `kinds` that waits is woken by whatever its tenant's workers may run, from wherever it comes.
 
-Nothing here is known when the wait begins: neither the lane nor the kind. Waits last a minute, and each test ends long
-before: an empty list or a time-out is a claim that was not woken.
+Nothing here is known when the wait begins: neither the lane nor the kind. Waits last a minute and so does the time
+between two polls, and each test ends long before: an empty list or a time-out is a claim that was not woken.
 """
 
 import asyncio
+import functools
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
@@ -16,9 +17,8 @@ from app.store.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, Server, _create_database, _drop_database, free_port
 
 SETTINGS = {"FOREMAN_SWEEP_SECONDS": "0.1", "FOREMAN_LOG_LEVEL": "warning"}
-# Polling so seldom that it is a hint as a rule that wakes; or the other way round. A hint may be lost (another replica's
-# repair was first, and its notice came while the connection was being replaced): then the poll has to be in time.
-HINTED = {**SETTINGS, "FOREMAN_POLL_SECONDS": "20"}
+# Polling so seldom that only a hint can be in time; or the other way round.
+HINTED = {**SETTINGS, "FOREMAN_POLL_SECONDS": "60"}
 POLLING = {**SETTINGS, "FOREMAN_POLL_SECONDS": "0.2", "FOREMAN_LISTEN": "off"}
 
 
@@ -53,6 +53,9 @@ class Place:
         self._maker = maker
         self._claimer = claimer
 
+    def anew(self) -> "Place":
+        return Place(self._maker, self._claimer)
+
     async def ask(self, method: str, path: str, body: Any = None) -> Any:
         async with httpx.AsyncClient(base_url=self._maker.url, timeout=60) as client:
             answer = await client.request(method, path, json=body)
@@ -75,9 +78,12 @@ class Place:
         """Wait without a kind, let it happen, and be given the job."""
         async with asyncio.timeout(45):
             waiting = asyncio.create_task(self.claim(60))
-            await self._is_waiting()
-            made = await happens()
-            [job] = await waiting
+            try:
+                await self._is_waiting()
+                made = await happens()
+                [job] = await waiting
+            finally:
+                waiting.cancel()
         assert job["job_id"] == (job_id or made)
 
     async def _is_waiting(self) -> None:
@@ -91,10 +97,26 @@ def place(fleet: dict[str, Server], request: pytest.FixtureRequest) -> Place:
     return Place(fleet["here"], fleet[request.param])
 
 
+def once_more_if_unheard(test: Callable[[Place], Awaitable[None]]) -> Callable[[Place], Awaitable[None]]:
+    """A hint may be lost: another replica was first, and its notice came while a connection was being replaced because a
+    stalled machine had not answered on it. One that is never given is missed the second time, too."""
+
+    @functools.wraps(test)
+    async def tried(place: Place) -> None:
+        try:
+            await test(place)
+        except TimeoutError:
+            await test(place.anew())
+
+    return tried
+
+
+@once_more_if_unheard
 async def test_by_a_job_of_a_kind_never_seen_before(place: Place) -> None:
     await place.claimed_before(None, place.submit)
 
 
+@once_more_if_unheard
 async def test_by_a_job_that_was_deferred(place: Place) -> None:
     job_id = await place.submit()
     [job] = await place.claim()
@@ -102,6 +124,7 @@ async def test_by_a_job_that_was_deferred(place: Place) -> None:
     await place.claimed_before(job_id, lambda: place.ask("POST", f"/jobs/{job_id}/defer", body))
 
 
+@once_more_if_unheard
 async def test_by_a_job_whose_worker_died(place: Place) -> None:
     job_id = await place.submit()
     assert await place.claim(lease_seconds=1)
@@ -112,6 +135,7 @@ async def test_by_a_job_whose_worker_died(place: Place) -> None:
     await place.claimed_before(job_id, rescued)
 
 
+@once_more_if_unheard
 async def test_by_a_job_whose_dependency_ended(place: Place) -> None:
     first = await place.submit()
     second = await place.submit(depends_on=[first])
@@ -121,6 +145,7 @@ async def test_by_a_job_whose_dependency_ended(place: Place) -> None:
     await place.claimed_before(second, lambda: place.ask("POST", f"/jobs/{first}/complete", body))
 
 
+@once_more_if_unheard
 async def test_by_a_job_whose_key_was_freed(place: Place) -> None:
     await place.ask("PUT", f"/queues/{place.queue}", {"key": ["one"], "max_queued": 5})
     first = await place.submit(payload={})
@@ -131,6 +156,7 @@ async def test_by_a_job_whose_key_was_freed(place: Place) -> None:
     await place.claimed_before(second, lambda: place.ask("POST", f"/jobs/{first}/complete", body))
 
 
+@once_more_if_unheard
 async def test_by_a_queue_that_is_resumed(place: Place) -> None:
     await place.ask("POST", f"/queues/{place.queue}/pause")
     job_id = await place.submit()
