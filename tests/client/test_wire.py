@@ -36,10 +36,11 @@ def parts(number: str) -> tuple[bool, str, int]:
     digits = (whole + fraction).lstrip("0")
     kept = digits.rstrip("0")
     power = int(exponent or 0) - len(fraction) + len(digits) - len(kept)
-    return number.startswith("-"), kept, power if kept else 0
+    return (number.startswith("-"), kept, power) if kept else (False, "", 0)
 
 
 @given(st.lists(numbers(), max_size=5))
+@example(["-0", "0", "-0.0e5"])
 @example(["1e400"])
 @example(["-1e99999999999999999999999"])
 @example(["9" * 5000, "0.5", "1"])
