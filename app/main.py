@@ -136,19 +136,13 @@ class Foreman:
         listen_url = settings.listen_database_url or settings.database_url
         self.hub = Hub(self.database, listen_url if settings.listen == "on" else None, settings.poll_seconds)
         self.queues = Queues(self.database, self.hub, settings)
-        self.settler = Settler(
-            self.database,
-            self.hub,
-            self.queues.gatekeeper,
-            self.queues.promoter.wake,
-        )
+        self.settler = Settler(self.database, self.hub)
         self.feed = Feed(self.hub.nudge)
         self.scribe = Scribe(self.database, self.hub, self.feed)
         self.intake = self.queues.intake
         self.sweeper = Sweeper(
             self.database,
             self.hub,
-            self.queues.gatekeeper,
             sweep_seconds=settings.sweep_seconds,
             cancel_grace_seconds=settings.cancel_grace_seconds,
             lease_seconds=settings.lease_seconds,

@@ -24,6 +24,7 @@ from app.jobs.results import completion
 from app.jobs.submission import NAME, invalid
 from app.store import artifacts as store
 from app.store.artifacts import NewArtifact
+from app.store.changes import Changes
 from app.store.read import get_job
 from app.telemetry import ARTIFACT_BYTES
 
@@ -53,11 +54,11 @@ async def put(request: Request) -> Response:
     if not held:
         raise LeaseLost()
     taken = await _take_in(house, request, NewArtifact(job_id, name, content_type, 0, ""))
-    is_new = await _make_visible(house, taken, token)
+    changes = await _make_visible(house, taken, token)
     _TAKEN_IN.inc(taken.size)
-    house.hub.jobs_changed([job_id])
+    house.hub.announce(changes)
     document = artifact(job_id, name, content_type, taken.size, taken.content)
-    return json_response(dump(document), 201 if is_new else 200, {"etag": taken.etag})
+    return json_response(dump(document), 201 if changes.answers[0] else 200, {"etag": taken.etag})
 
 
 def _name(request: Request) -> str:
@@ -159,13 +160,13 @@ def _as_text(data: bytes, content_type: str) -> str | None:
         return None
 
 
-async def _make_visible(house: House, taken: NewArtifact, token: str) -> bool:
-    is_new = await store.put(house.database, taken, token)
-    if is_new is None:
+async def _make_visible(house: House, taken: NewArtifact, token: str) -> Changes[bool]:
+    changes = await store.put(house.database, taken, token)
+    if not changes.answers:
         if taken.location is not None:
             await store.abandon_upload(house.database, taken.location)
         raise LeaseLost("The lease was lost while the artifact was being uploaded.")
-    return is_new
+    return changes
 
 
 @dataclass(frozen=True, slots=True)

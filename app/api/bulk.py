@@ -102,8 +102,9 @@ async def run_bulk(request: Request, action: str, wanted: BulkRequest) -> Respon
     if wanted.dry_run:
         matched = await bulk.count(house.database, action, matching, tenant)
         return json_response(dump({"action": action, "dry_run": True, "matched": matched}))
-    operation = await bulk.begin(house.database, action, matching, tenant)
-    house.queues.bulk_runner.wake()
+    begun = await bulk.begin(house.database, action, matching, tenant)
+    house.hub.announce(begun)
+    [operation] = begun.answers
     headers = {"location": f"/bulk-operations/{operation['id']}"}
     wait = prefer_wait(request)
     if wait is not None:

@@ -46,12 +46,10 @@ async def _many(request: Request, action: str) -> Response:
 async def replay(request: Request) -> Response:
     house = house_of(request)
     job_id = job_id_of(request)
-    revived = await steer.revive_all(house.database, [job_id], tenant_of(request))
-    if not revived:
+    changes = await steer.revive(house.database, [job_id], tenant_of(request))
+    if not changes.answers:
         raise await _refusal(house, job_id, tenant_of(request))
-    house.hub.jobs_changed([job_id])
-    house.queues.gatekeeper.steered(revived)
-    house.hub.work_ready([(revived[0].queue, revived[0].lane)])
+    house.hub.announce(changes)
     return json_response(await document_of(house, job_id, tenant_of(request)))
 
 
@@ -59,9 +57,10 @@ async def replay(request: Request) -> Response:
 async def dismiss(request: Request) -> Response:
     house = house_of(request)
     job_id = job_id_of(request)
-    if not await steer.dismiss_all(house.database, [job_id], tenant_of(request)):
+    changes = await steer.dismiss(house.database, [job_id], tenant_of(request))
+    if not changes.answers:
         raise await _refusal(house, job_id, tenant_of(request))
-    house.hub.jobs_changed([job_id])
+    house.hub.announce(changes)
     return json_response(await document_of(house, job_id, tenant_of(request)))
 
 

@@ -234,20 +234,18 @@ async def cancel(request: Request) -> Response:
     house = house_of(request)
     job_id = job_id_of(request)
     reason = await read_as(request, _cancel_reason, house.settings.max_json_depth)
-    steered = await cancel_job(house, job_id, tenant_of(request), reason)
-    if not steered:
+    cancelled = await cancel_job(house, job_id, tenant_of(request), reason)
+    if not cancelled:
         raise NotFound("There is no such job.")
-    status = 202 if steered[0].cancel_requested else 200
+    status = 202 if cancelled[0].requested else 200
     return json_response(await document_of(house, job_id, tenant_of(request)), status)
 
 
-async def cancel_job(house: House, job_id: str, tenant: str, reason: str | None) -> list[steer.Steered]:
-    """Cancel a job and its children, and tell those whom it concerns; empty when there is no such job."""
-    steered = await steer.cancel(house.database, job_id, tenant, reason)
-    house.hub.jobs_changed([each.id for each in steered if each.changed])
-    house.queues.gatekeeper.steered(steered)
-    house.hub.cancel_requested([each.id for each in steered if each.cancel_requested])
-    return steered
+async def cancel_job(house: House, job_id: str, tenant: str, reason: str | None) -> list[steer.Cancel]:
+    """Cancel a job and its children; about the job itself first, nothing when there is no such job."""
+    changes = await steer.cancel(house.database, [job_id], tenant, reason)
+    house.hub.announce(changes)
+    return changes.answers
 
 
 def _cancel_reason(body: bytes, max_depth: int) -> str | None:
@@ -271,8 +269,8 @@ async def retry(request: Request) -> Response:
     house = house_of(request)
     job_id = job_id_of(request)
     tenant = tenant_of(request)
-    revived = await steer.revive(house.database, job_id, tenant)
-    if revived is None:
+    changes = await steer.revive(house.database, [job_id], tenant)
+    if not changes.answers:
         job = await read.get_job(house.database, job_id, tenant)
         if job is None:
             raise NotFound("There is no such job.")
@@ -281,9 +279,7 @@ async def retry(request: Request) -> Response:
         )
     # Read before anybody is told: the answer shows the job as it was revived, not as a quick worker made it.
     document = await document_of(house, job_id, tenant)
-    house.hub.jobs_changed([job_id])
-    house.queues.gatekeeper.steered([revived])
-    house.hub.work_ready([(revived.queue, revived.lane)])
+    house.hub.announce(changes)
     return json_response(document)
 
 
@@ -292,8 +288,9 @@ async def delete(request: Request) -> Response:
     house = house_of(request)
     job_id = job_id_of(request)
     tenant = tenant_of(request)
-    if await steer.delete(house.database, job_id, tenant):
-        house.hub.jobs_changed([job_id])
+    changes = await steer.delete(house.database, [job_id], tenant)
+    if changes.answers:
+        house.hub.announce(changes)
         return Response(status_code=204)
     job = await read.get_job(house.database, job_id, tenant)
     if job is None:

@@ -44,9 +44,9 @@ async def put_queue(request: Request) -> Response:
     house = house_of(request)
     name = queue_of(request, new=True)
     settings = await read_as(request, parse_settings, house.settings.max_json_depth)
-    created = await queues.configure(house.database, name, settings)
-    await house.queues.settings_changed(name)
-    return json_response(dump(await _document(house, name)), 201 if created else 200)
+    changes = await queues.configure(house.database, name, settings)
+    await house.queues.configured(changes)
+    return json_response(dump(await _document(house, name)), 201 if changes.answers[0] else 200)
 
 
 @router.post("/queues/{name}/pause", **describe.PAUSE_QUEUE)
@@ -62,10 +62,7 @@ async def resume(request: Request) -> Response:
 async def _pause(request: Request, *, paused: bool) -> Response:
     house = house_of(request)
     name = queue_of(request, new=True)
-    await queues.pause(house.database, name, paused=paused)
-    await house.queues.settings_changed(name)
-    if not paused:
-        await house.queues.announce(name)
+    await house.queues.configured(await queues.pause(house.database, name, paused=paused))
     return json_response(dump(await _document(house, name)))
 
 

@@ -62,10 +62,11 @@ async def put_schedule(request: Request) -> Response:
         await off_loop(len(body), house.intake.check, [job])
     except ForemanError as problem:
         raise InvalidRequest(f"job: {problem.detail}", errors=problem.extra.get("errors", [])) from problem
-    row = await schedules.put(house.database, name, tenant, wanted.cron, wanted.timezone, body.decode())
-    if row is None:
+    changes = await schedules.put(house.database, name, tenant, wanted.cron, wanted.timezone, body.decode())
+    if not changes.answers:
         raise Conflict("There is a schedule of that name already.")
-    house.queues.scheduler.wake()
+    house.hub.announce(changes)
+    row = changes.answers[0]
     return json_response(dump(_document(row)), 201 if row["created"] else 200)
 
 

@@ -52,11 +52,11 @@ async def redeliver(request: Request) -> Response:
     number = _number(seq)
     if named != job_id or number is None:
         raise NotFound("There is no such delivery.")
-    delivery = await outbox.redeliver(house.database, job_id, tenant_of(request), number)
-    if delivery is None:
+    changes = await outbox.redeliver(house.database, job_id, tenant_of(request), number)
+    if not changes.answers:
         raise NotFound("There is no such delivery.")
-    house.dispatcher.hasten(delivery["host"])
-    return json_response(dump(_document(delivery)), 202)
+    house.hub.announce(changes)
+    return json_response(dump(_document(changes.answers[0])), 202)
 
 
 @router.get("/webhooks", **describe.LIST)

@@ -147,7 +147,7 @@ async def _lost(house: House, job_id: str, verb: str) -> Exception:
     """Tell what is the matter, and leave the late one's mark in the log."""
     if await house.database.fetchval("SELECT 1 FROM jobs WHERE id = $1", job_id) is None:
         return NotFound("There is no such job.")
-    await note_late(house.database, [(job_id, verb)])
+    house.hub.announce(await note_late(house.database, [(job_id, verb)]))
     return LeaseLost()
 
 
@@ -260,7 +260,8 @@ async def _settle_wave(house: House, entries: Sequence[_Entry]) -> list[dict[str
             else:
                 answers[each.job_id] = {"job_id": each.job_id, "ok": True, "seq": done.seq}
     if late:
-        await note_late(house.database, [(each.job_id, each.verb) for each in late if is_id(each.job_id)])
+        known = [(each.job_id, each.verb) for each in late if is_id(each.job_id)]
+        house.hub.announce(await note_late(house.database, known))
         answers |= {
             each.job_id: {"job_id": each.job_id, "ok": False, "code": LeaseLost.code} for each in late
         }

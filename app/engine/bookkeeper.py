@@ -4,12 +4,13 @@ A change is hinted at by NOTIFY, and found by itself within half a second when t
 """
 
 import time
+from collections import Counter
+from typing import Any
 
-from app.engine.intake import Intake
 from app.events.hub import Hub
 from app.loops.loop import Loop
 from app.store import tallies
-from app.store.claims import SETTINGS
+from app.store.changes import Changes
 from app.store.database import Database
 from app.store.queues import QueueBook
 
@@ -19,17 +20,19 @@ FOLD_SECONDS = 5.0
 
 
 class Bookkeeper:
-    def __init__(self, database: Database, hub: Hub, book: QueueBook, intake: Intake) -> None:
+    def __init__(self, database: Database, hub: Hub, book: QueueBook) -> None:
         self._database = database
         self._book = book
-        self._intake = intake
+        # Accepted here since the last fold, by queue; for rates.
+        self._accepted: Counter[str] = Counter()
         self._folded_at = 0.0
         self._refresher = Loop("queue-book", self._refresh, interval=REFRESH_SECONDS)
         self._folder = Loop("tallies", self._fold, interval=1.0)
-        hub.on_work(self._heard)
+        hub.subscribe(self._heard)
 
-    def _heard(self, _queue: str, lane: str) -> None:
-        if lane == SETTINGS:
+    def _heard(self, changes: Changes[Any]) -> None:
+        self._accepted.update(changes.accepted)
+        if changes.settings:
             self._refresher.wake()
 
     async def start(self) -> None:
@@ -48,7 +51,7 @@ class Bookkeeper:
         return None
 
     async def _fold(self) -> float | None:
-        accepted, self._intake.accepted = self._intake.accepted, type(self._intake.accepted)()
+        accepted, self._accepted = self._accepted, Counter()
         if accepted:
             await tallies.note_enqueued(self._database, accepted)
         if time.monotonic() - self._folded_at >= FOLD_SECONDS:

@@ -10,8 +10,10 @@ What was claimed for somebody who is gone when the answer comes goes back to its
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import asyncpg
 import structlog
@@ -22,7 +24,8 @@ from app.events.hub import Hub
 from app.jobs.lanes import worker_tenant
 from app.jobs.states import Verb
 from app.loops.batcher import Batcher
-from app.store.claims import ROOM, SETTINGS, Claims, Seat, heads_of
+from app.store.changes import Changes, with_webhooks
+from app.store.claims import Claims, Seat, heads_of
 from app.store.database import Database
 from app.store.remembered import Remembered
 from app.store.settle import Settlement
@@ -83,7 +86,7 @@ class ClaimDesk:
         self._waiting: dict[str, dict[str | AnyLane, set[Claimer]]] = {}
         # The loop keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[None]] = set()
-        hub.on_work(self._work_ready)
+        hub.subscribe(self._heard)
 
     async def claim(self, claimer: Claimer, wait_seconds: float) -> Jobs:
         """Up to `seat.limit` jobs; waits for the first one if there is none."""
@@ -134,23 +137,22 @@ class ClaimDesk:
             if not places:
                 del self._waiting[queue]
 
-    def _work_ready(self, queue: str, lane: str) -> None:
-        if lane == ROOM:
+    def _heard(self, changes: Changes[Any]) -> None:
+        for queue in changes.room:
             self._claims.place_freed(queue)
-        places = self._waiting.get(queue)
-        if not places:
+        if not self._waiting:
             return
-        if lane in {ROOM, SETTINGS}:
-            for waiting in places.values():
+        for queue in changes.room | changes.settings:
+            for waiting in self._waiting.get(queue, {}).values():
                 _wake(waiting)
-            return
-        if self._claims.closed_seconds(queue) is not None:
+        for queue, lane in changes.work:
+            places = self._waiting.get(queue)
             # New work in a queue that is held back: nobody has to be woken for that.
-            return
-        _wake(places.get(lane, ()))
-        tenant = worker_tenant(lane)
-        if tenant is not None:
-            _wake(places.get(AnyLane(tenant), ()))
+            if places and self._claims.closed_seconds(queue) is None:
+                _wake(places.get(lane, ()))
+                tenant = worker_tenant(lane)
+                if tenant is not None:
+                    _wake(places.get(AnyLane(tenant), ()))
 
     def _rest(self, queues: Sequence[str]) -> float:
         """Until the next look, when nobody says that there is something."""
@@ -235,12 +237,13 @@ class ClaimDesk:
         else:
             names = list(lanes)
         claimed = await self._claims.claim(queue, names, seats, whole=True) if names else []
-        CLAIMED.inc(len(claimed))
-        if claimed:
-            self._hub.jobs_changed([record["id"] for record in claimed])
-            self._hub.webhooks_written(
-                [(record["id"], record["webhook_url"]) for record in claimed if record["webhook_url"]]
+        self._hub.announce(
+            Changes(
+                jobs={record["id"] for record in claimed},
+                webhooks=with_webhooks((record["id"], record["webhook_url"]) for record in claimed),
+                counts=Counter({(CLAIMED, ()): len(claimed)}),
             )
+        )
         # The statement seated its rows in an order of its own; the worker's name on each tells whose it is.
         by_worker: dict[tuple[str, float], Jobs] = {}
         for record in claimed:

@@ -7,6 +7,7 @@ held back until one answers; jobs for models that nobody has are failed, once ev
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import asyncpg
 import structlog
@@ -18,6 +19,7 @@ from app.errors import Unavailable
 from app.events.hub import Hub
 from app.executors.llm import LlmExecutor, UnservedExecutor
 from app.loops.loop import Loop
+from app.store.changes import Changes
 from app.store.claims import Claims, Head, HeadsWalk, Seat, heads_of
 from app.store.database import Database
 from app.store.targets import park, record_resident
@@ -66,7 +68,7 @@ class Dispatcher:
         self._looked = 0.0
         self._stopping = False
         self._loop = Loop("dispatcher", self._round, interval=poll_seconds)
-        hub.on_work(self._work_ready)
+        hub.subscribe(self._heard)
         registry.on_ready(self._targets_ready)
         registry.on_change(self._look_anew)
 
@@ -82,18 +84,18 @@ class Dispatcher:
     async def release(self) -> None:
         await self._slots.stop()
 
-    def _work_ready(self, queue: str, lane: str) -> None:
-        if is_llm_lane(lane):
-            self._hinted.add((queue, lane))
+    def _heard(self, changes: Changes[Any]) -> None:
+        ours = [place for place in changes.work if is_llm_lane(place[1])]
+        if ours:
+            self._hinted.update(ours)
             self._loop.wake()
 
     def _running_on(self, target: str) -> int:
         pools = [pool for _, pool in self._pools.values()] + self._retired
         return sum(pool.running + pool.settling for pool in pools if pool.name == target)
 
-    def _targets_ready(self, work: list[tuple[str, str]]) -> None:
-        if work:
-            self._hub.work_ready(work)
+    def _targets_ready(self, changes: Changes[None]) -> None:
+        self._hub.announce(changes)
         self._look_anew()
 
     def _look_anew(self) -> None:
@@ -260,20 +262,20 @@ class Dispatcher:
         again = False
         for queue, lanes in asleep.items():
             parked = await self._park(queue, lanes)
-            self._hub.jobs_changed(parked)
-            again |= len(parked) == PARK_BATCH
+            self._hub.announce(parked)
+            again |= len(parked.answers) == PARK_BATCH
         if unserved:
             again |= await self._fail_unserved(unserved)
         return again
 
-    async def _park(self, queue: str, lanes: Sequence[str]) -> list[str]:
+    async def _park(self, queue: str, lanes: Sequence[str]) -> Changes[str]:
         try:
             return await park(self._database, queue, lanes, PARK_BATCH)
         except Unavailable:
             raise
         except Exception:
             log.exception("dispatcher.park_failed", queue=queue)
-            return []
+            return Changes()
 
     async def _fail_unserved(self, unserved: dict[str, list[str]]) -> bool:
         await self._registry.refresh()

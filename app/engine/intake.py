@@ -1,21 +1,19 @@
 """The way in: submissions are checked by their queue's rules, gathered into one commit, and announced."""
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from app.engine.gatekeeper import Gatekeeper
 from app.errors import ForemanError
 from app.events.hub import Hub
 from app.jobs.submission import NewJob
 from app.loops.batcher import Batcher
 from app.loops.off_loop import off_loop
 from app.store import enqueue, read
-from app.store.admission import Admission, Admitted
+from app.store.admission import Admission
 from app.store.database import Database
 from app.store.enqueue import Receipt, Submission
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
-from app.telemetry import ENQUEUED, REFUSED, SKIPPED
+from app.telemetry import REFUSED
 
 MAX_ROWS = 1000
 
@@ -28,18 +26,12 @@ class Intake:
         database: Database,
         hub: Hub,
         book: QueueBook,
-        gatekeeper: Gatekeeper,
-        on_delayed: Callable[[], None],
     ) -> None:
         self._database = database
         self._hub = hub
         self._book = book
-        self._gatekeeper = gatekeeper
-        self._on_delayed = on_delayed
         self._known_queues: Remembered[str, None] = Remembered()
         self.admission = Admission(database, book)
-        # Accepted since somebody last asked; for rates.
-        self.accepted: Counter[str] = Counter()
         self._plain: Batcher[Submission, Receipt] = Batcher(
             self._flush,
             max_weight=MAX_ROWS,
@@ -83,23 +75,15 @@ class Intake:
 
     async def _flush(self, submissions: Sequence[Submission]) -> list[Receipt | Exception]:
         await self.know_queues(submissions)
-        receipts = await enqueue.enqueue(self._database, submissions)
-        accepted = [
-            job
-            for submission, receipt in zip(submissions, receipts, strict=True)
-            if isinstance(receipt, Receipt) and not receipt.replayed
-            for job in submission.jobs
-        ]
-        if accepted:
-            self._hub.work_ready({(job.queue, job.lane) for job in accepted})
-            self._count(accepted)
-        return receipts
+        changes = await enqueue.enqueue(self._database, submissions)
+        self._hub.announce(changes)
+        return changes.answers
 
     async def _admit(self, submissions: Sequence[Submission]) -> list[Receipt | Exception]:
         await self.know_queues(submissions)
-        admitted = await self.admission.admit(submissions)
-        self.announce(admitted)
-        return admitted.receipts
+        changes = await self.admission.admit(submissions)
+        self._hub.announce(changes)
+        return changes.answers
 
     async def know_queues(self, submissions: Sequence[Submission]) -> None:
         """Remember new queues, so that operators find them."""
@@ -110,36 +94,8 @@ class Intake:
             for queue in unknown:
                 self._known_queues.put(queue, None)
 
-    def announce(self, admitted: Admitted) -> None:
-        """Tell everybody whom a committed admission concerns."""
-        self._count(admitted.accepted)
-        if admitted.work:
-            self._hub.work_ready(admitted.work)
-        if admitted.skipped:
-            SKIPPED.inc(len(admitted.skipped))
-            self._hub.jobs_changed(admitted.skipped)
-        self._gatekeeper.ended(admitted.ended)
-        self._gatekeeper.open_keys(admitted.awaited)
-        for receipt in admitted.receipts:
-            if isinstance(receipt, ForemanError):
-                REFUSED.labels(receipt.code).inc()
-
-    def _count(self, accepted: Sequence[NewJob]) -> None:
-        ENQUEUED.inc(len(accepted))
-        for job in accepted:
-            self.accepted[job.queue] += 1
-        hooked = [(job.id, job.webhook_url) for job in accepted if job.webhook_url]
-        if hooked:
-            self._hub.webhooks_written(hooked)
-        if any(_may_be_delayed(job) for job in accepted):
-            self._on_delayed()
-
 
 def submission_bytes(submission: Submission) -> int:
     """About how large it is: payloads are what can be."""
     jobs = submission.jobs
     return len(jobs[0].payload) if len(jobs) == 1 else sum([len(job.payload) for job in jobs])
-
-
-def _may_be_delayed(job: NewJob) -> bool:
-    return job.run_at is not None or bool(job.delay_seconds)

@@ -3,22 +3,23 @@
 import time
 from collections.abc import Mapping
 
+from app.events.hub import Hub
 from app.loops.loop import Loop
 from app.store.claims import THE_BEGINNING
 from app.store.database import Database
 from app.store.prune import ALL, REST_SHARE, forget_keys, plan_walks, prune
 from app.store.queues import QueueBook
-from app.telemetry import PRUNED
 
 
 class Pruner:
     """Any replica may run it; one at a time does."""
 
     def __init__(
-        self, database: Database, book: QueueBook, sweep_seconds: float, usual: Mapping[str, float]
+        self, database: Database, hub: Hub, book: QueueBook, sweep_seconds: float, usual: Mapping[str, float]
     ) -> None:
         """`usual`: for how long ended jobs are kept in queues that do not say otherwise; 0 is for ever."""
         self._database = database
+        self._hub = hub
         self._book = book
         self._sweep_seconds = sweep_seconds
         self._usual = usual
@@ -44,7 +45,7 @@ class Pruner:
             await self._plan()
         pruned = await prune(self._database, self._usual, self._sweep_seconds)
         if pruned is not None:
-            PRUNED.inc(pruned.jobs)
+            self._hub.announce(pruned.changes)
         _, last = await forget_keys(self._database, self._keys_since)
         self._keys_since = last or THE_BEGINNING
         if pruned is None and last is None:

@@ -1,6 +1,6 @@
 """All that makes queues more than lists, put together: settings, gates, the way in, the loops."""
 
-from collections.abc import Iterable
+from typing import Any
 
 from app.config import Settings
 from app.engine.bookkeeper import Bookkeeper
@@ -14,9 +14,9 @@ from app.engine.scheduler import Scheduler
 from app.events.hub import Hub
 from app.jobs.queue_settings import usual_retention
 from app.store.census import Census
-from app.store.claims import SETTINGS, Claims, heads_of
+from app.store.changes import Changes
+from app.store.claims import Claims, heads_of
 from app.store.database import Database
-from app.store.keys import Key
 from app.store.queues import QueueBook
 from app.telemetry import QUEUE_JOBS, QUEUE_OLDEST
 
@@ -32,18 +32,15 @@ class Queues:
         self.book = QueueBook(database)
         self.census = Census(database)
         self.claims = Claims(database, self.book)
-        self.promoter = Promoter(database, hub, settings.poll_seconds, self._open_keys)
-        self.gatekeeper = Gatekeeper(database, hub, self.book, self.promoter.wake, settings.sweep_seconds)
-        self.intake = Intake(database, hub, self.book, self.gatekeeper, self.promoter.wake)
-        self.bookkeeper = Bookkeeper(database, hub, self.book, self.intake)
+        self.promoter = Promoter(database, hub, settings.poll_seconds)
+        self.gatekeeper = Gatekeeper(database, hub, self.book, settings.sweep_seconds)
+        self.intake = Intake(database, hub, self.book)
+        self.bookkeeper = Bookkeeper(database, hub, self.book)
         self.reconciler = Reconciler(database, hub, self.book, settings.sweep_seconds)
         self.usual_retention = usual_retention(settings.retention_days, settings.dead_letter_days)
-        self.pruner = Pruner(database, self.book, settings.sweep_seconds, self.usual_retention)
-        self.scheduler = Scheduler(database, self.intake, settings.poll_seconds)
-        self.bulk_runner = BulkRunner(database, hub, self.gatekeeper)
-
-    def _open_keys(self, keys: Iterable[Key]) -> None:
-        self.gatekeeper.open_keys(keys)
+        self.pruner = Pruner(database, hub, self.book, settings.sweep_seconds, self.usual_retention)
+        self.scheduler = Scheduler(database, hub, self.intake, settings.poll_seconds)
+        self.bulk_runner = BulkRunner(database, hub)
 
     async def start(self) -> None:
         await self.bookkeeper.start()
@@ -69,17 +66,13 @@ class Queues:
         ):
             await part.stop()
 
-    async def settings_changed(self, queue: str) -> None:
-        """A queue was configured here: it counts here at once, and everywhere else within a second."""
+    async def configured(self, changes: Changes[Any]) -> None:
+        """Queues were configured here: it counts here at once, and everywhere else within a second."""
         await self.book.refresh()
-        self._hub.work_ready([(queue, SETTINGS)])
-        self.reconciler.wake()
-
-    async def announce(self, queue: str) -> None:
-        """Say what there is to claim in a queue that was paused until now."""
-        work = {(head.queue, head.lane) for head in await heads_of(self._database, [queue])}
-        if work:
-            self._hub.work_ready(work)
+        # What can be claimed there: a queue that was paused has had nobody who knew of it.
+        heads = await heads_of(self._database, changes.settings)
+        changes.work |= {(head.queue, head.lane) for head in heads}
+        self._hub.announce(changes)
 
     async def measure(self) -> None:
         """Bring the gauges of the queues up to date, for whoever reads the metrics."""

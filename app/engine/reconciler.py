@@ -1,7 +1,10 @@
 """The reconciler: after a change of a queue's settings, brings the jobs that are there in line with it."""
 
+from typing import Any
+
 from app.events.hub import Hub
 from app.loops.loop import Loop
+from app.store.changes import Changes
 from app.store.database import Database
 from app.store.queues import QueueBook
 from app.store.reconcile import SETTLING_SECONDS, reconcile
@@ -15,6 +18,7 @@ class Reconciler:
         self._hub = hub
         self._book = book
         self._loop = Loop("reconciler", self._run_once, interval=sweep_seconds)
+        hub.subscribe(self._heard)
 
     def start(self) -> None:
         self._loop.start()
@@ -22,12 +26,12 @@ class Reconciler:
     async def stop(self) -> None:
         await self._loop.stop()
 
-    def wake(self) -> None:
-        self._loop.wake()
+    def _heard(self, changes: Changes[Any]) -> None:
+        if changes.settings:
+            self._loop.wake()
 
     async def _run_once(self) -> float | None:
-        reconciled = await reconcile(self._database, self._book)
-        if reconciled.work:
-            self._hub.work_ready(reconciled.work)
+        changes = await reconcile(self._database, self._book)
+        self._hub.announce(changes)
         # Once more when no book can be older than the change.
-        return SETTLING_SECONDS if reconciled.queues else None
+        return SETTLING_SECONDS if changes.answers else None

@@ -15,12 +15,14 @@ import structlog
 
 from app.engine.intake import Intake
 from app.errors import ForemanError, Unavailable
+from app.events.hub import Hub
 from app.jobs.cron import due_ticks, next_tick
 from app.jobs.submission import MAX_METADATA_ENTRIES, NewJob, parse_job
 from app.loops.loop import Loop
 from app.loops.off_loop import off_loop
 from app.store import schedules
 from app.store.admission import Admitted
+from app.store.changes import Changes
 from app.store.database import Database
 from app.store.enqueue import Receipt, Submission
 from app.store.schedules import Ticked
@@ -38,11 +40,13 @@ PUT_OFF = timedelta(minutes=1)
 
 
 class Scheduler:
-    def __init__(self, database: Database, intake: Intake, poll_seconds: float) -> None:
+    def __init__(self, database: Database, hub: Hub, intake: Intake, poll_seconds: float) -> None:
         self._database = database
+        self._hub = hub
         self._intake = intake
         self._poll_seconds = poll_seconds
         self._loop = Loop("scheduler", self._run_once, interval=poll_seconds)
+        hub.subscribe(self._heard)
 
     def start(self) -> None:
         self._loop.start()
@@ -50,8 +54,9 @@ class Scheduler:
     async def stop(self) -> None:
         await self._loop.stop()
 
-    def wake(self) -> None:
-        self._loop.wake()
+    def _heard(self, changes: Changes[Any]) -> None:
+        if changes.schedules:
+            self._loop.wake()
 
     async def _run_once(self) -> float | None:
         while await self._tick():
@@ -82,7 +87,7 @@ class Scheduler:
                 TICKS.labels(ticked.outcome).inc()
             await schedules.move_on(connection, schedule["name"], following, ticked)
         for each in admitted:
-            self._intake.announce(each)
+            self._hub.announce(each)
         return True
 
     async def _enqueue(
@@ -97,7 +102,7 @@ class Scheduler:
             # A savepoint: what goes wrong with one job does not take the schedule with it.
             async with connection.transaction():
                 result = await self._intake.admission.admit_on(connection, [submission])
-            receipt = result.receipts[0]
+            receipt = result.answers[0]
             if not isinstance(receipt, Receipt):
                 raise receipt
         except Unavailable:

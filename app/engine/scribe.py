@@ -21,8 +21,7 @@ from app.events.feed import Feed, LiveOutput, Part, width
 from app.events.hub import Hub
 from app.loops.batcher import Batcher
 from app.store.database import Database
-from app.store.events import CHATTER_TYPES, Appended, NewEvent, append
-from app.telemetry import EVENTS_APPENDED
+from app.store.events import Appended, NewEvent, append
 
 log = structlog.get_logger()
 
@@ -32,8 +31,6 @@ BEAT_SECONDS = 0.05
 MAX_ROWS = 500
 # An event this large fills as much of a batch as two small ones.
 ROW_BYTES = 2048
-
-_APPENDED = {name: EVENTS_APPENDED.labels(name) for name in (*CHATTER_TYPES, "posted")}
 
 
 class Scribe:
@@ -54,15 +51,9 @@ class Scribe:
         await self._batcher.drain()
 
     async def _flush(self, events: Sequence[NewEvent]) -> Sequence[Appended | None]:
-        appended = await append(self._database, events)
-        changed = set()
-        for event, done in zip(events, appended, strict=True):
-            if done:
-                changed.add(event.job_id)
-                _APPENDED.get(event.type, _APPENDED["posted"]).inc()
-        if changed:
-            self._hub.jobs_changed(changed)
-        return appended
+        changes = await append(self._database, events)
+        self._hub.announce(changes)
+        return changes.answers
 
 
 def _until_beat(earliest: float) -> float:

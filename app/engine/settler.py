@@ -1,14 +1,11 @@
 """The way out: what runs come to is gathered into one commit, and those who wait are told."""
 
 import random
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import orjson
-import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from app.engine.gatekeeper import Gatekeeper
 from app.errors import Unavailable
 from app.events.hub import Hub
 from app.jobs.outcomes import Cancelled, Deferred, Failed, JobError, Outcome, Released, Retry, Succeeded
@@ -17,35 +14,18 @@ from app.jobs.states import Verb
 from app.loops.batcher import Batcher
 from app.store.database import Database
 from app.store.settle import Settled, Settlement, settle
-from app.telemetry import SETTLEMENTS
-
-log = structlog.get_logger()
 
 MAX_ROWS = 500
-# A worker over HTTP may put anything there; only what looks like a code is one.
-CODE = re.compile(r"[\w.:-]{1,100}")
 # How long a result is kept for a database that does not answer.
 PATIENCE_SECONDS = 900.0
-# Looked up once: labels() on the hot path would cost more than the rest of the bookkeeping.
-SETTLED = {
-    (verb, ok): SETTLEMENTS.labels(str(verb), str(ok).lower()) for verb in Verb for ok in (True, False)
-}
 
 
 class Settler:
     """Settles by lease token. A database that is away is waited for: leases outlast an outage."""
 
-    def __init__(
-        self,
-        database: Database,
-        hub: Hub,
-        gatekeeper: Gatekeeper,
-        on_delayed: Callable[[], None],
-    ) -> None:
+    def __init__(self, database: Database, hub: Hub) -> None:
         self._database = database
         self._hub = hub
-        self._gatekeeper = gatekeeper
-        self._on_delayed = on_delayed
         self._batcher: Batcher[Settlement, Settled] = Batcher(self._flush, max_weight=MAX_ROWS, size=_size)
 
     async def settle(self, settlement: Settlement) -> Settled:
@@ -81,42 +61,13 @@ class Settler:
         return [(await self._settle([each]))[0] for each in settlements]
 
     async def _settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
-        settled = await settle(self._database, settlements)
-        self._hub.jobs_changed(each.job_id for each in settled)
-        self._gatekeeper.settled(settled)
-        delayed = False
-        ready = set()
-        for settlement, each in zip(settlements, settled, strict=True):
-            SETTLED[settlement.verb, each.ok].inc()
-            if each.state == "failed" and each.ok and each.queue:
-                log_failure(each.job_id, each.kind, each.queue, each.attempt, settlement.error)
-            if each.state == "queued" and each.queue and each.lane:
-                if each.ready:
-                    ready.add((each.queue, each.lane))
-                else:
-                    delayed = True
-        if ready:
-            self._hub.work_ready(ready)
-        if delayed:
-            self._on_delayed()
-        return settled
+        changes = await settle(self._database, settlements)
+        self._hub.announce(changes)
+        return changes.answers
 
 
 def _size(settlement: Settlement) -> int:
     return len(settlement.result or "") + len(settlement.error or "")
-
-
-def log_failure(job_id: str, kind: str | None, queue: str, attempt: int, error: str | None) -> None:
-    """A job failed for good. Of its error only the code: the message is the target's or the worker's text."""
-    code = str(orjson.loads(error).get("code", "")) if error else ""
-    log.warning(
-        "job.failed",
-        job_id=job_id,
-        kind=kind,
-        queue=queue,
-        attempt=attempt,
-        code=code if CODE.fullmatch(code) else None,
-    )
 
 
 def as_settlement(job_id: str, lease_token: str, outcome: Outcome) -> Settlement:

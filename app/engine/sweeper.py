@@ -2,13 +2,10 @@
 
 import structlog
 
-from app.engine.gatekeeper import Gatekeeper
-from app.engine.settler import log_failure
 from app.events.hub import Hub
 from app.loops.loop import Loop
 from app.store.database import Database
-from app.store.sweep import Swept, Watchfulness, sweep
-from app.telemetry import SWEPT
+from app.store.sweep import Watchfulness, sweep
 
 log = structlog.get_logger()
 
@@ -24,7 +21,6 @@ class Sweeper:
         self,
         database: Database,
         hub: Hub,
-        gatekeeper: Gatekeeper,
         *,
         sweep_seconds: float,
         cancel_grace_seconds: float,
@@ -32,7 +28,6 @@ class Sweeper:
     ) -> None:
         self._database = database
         self._hub = hub
-        self._gatekeeper = gatekeeper
         self._grace = cancel_grace_seconds
         self._sweep_seconds = sweep_seconds
         self._watchfulness = Watchfulness(
@@ -56,30 +51,11 @@ class Sweeper:
             raise
         if swept is None:
             return None
-        self._tell(swept)
+        for verb, jobs in swept.moved.items():
+            log.info("sweeper.moved", verb=verb, jobs=jobs)
+        self._hub.announce(swept.changes)
         if swept.full:
             return 0
         if swept.blind_seconds:
             return min(swept.blind_seconds, self._sweep_seconds)
         return self._watchfulness.confirm_seconds if swept.unconfirmed else None
-
-    def _tell(self, swept: Swept) -> None:
-        if not swept.jobs:
-            return
-        for verb, moved in (
-            ("rescue", swept.rescued),
-            ("supersede", swept.superseded),
-            ("expire", swept.expired),
-            ("cancel", swept.cancelled),
-        ):
-            if moved:
-                SWEPT.labels(verb).inc(len(moved))
-                log.info("sweeper.moved", verb=verb, jobs=len(moved))
-        for job in swept.rescued:
-            if job["state"] == "failed":
-                log_failure(job["id"], job["kind"], job["queue"], job["attempt"], job["error"])
-        self._hub.jobs_changed(job["id"] for job in swept.jobs)
-        self._gatekeeper.swept(swept.jobs)
-        self._hub.work_ready(
-            {(job["queue"], job["lane"]) for job in swept.rescued if job["state"] == "queued"}
-        )

@@ -8,6 +8,7 @@ forgets its lanes again. What no pool runs is not remembered at all.
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,8 @@ from app.executors.protocol import ClaimedJob
 from app.jobs.outcomes import Cancelled, JobError, Outcome, Released, Retry, Succeeded
 from app.jobs.states import Verb
 from app.loops.loop import Loop
-from app.store.claims import ROOM, SETTINGS, Claims, HeadsWalk, Seat
+from app.store.changes import Changes, with_webhooks
+from app.store.claims import Claims, HeadsWalk, Seat
 from app.store.database import Database
 from app.store.settle import Settlement, heartbeat
 from app.telemetry import CLAIMED, RUNNING
@@ -127,8 +129,7 @@ class Worker:
         )
         # Read when it is asked for: counting up and down would cost more than a noop does.
         RUNNING.set_function(lambda: float(len(self._runs)))
-        hub.on_work(self._work_ready)
-        hub.on_cancel(self._cancel_requested)
+        hub.subscribe(self._heard)
 
     def start(self) -> None:
         self._claimer.start()
@@ -154,12 +155,16 @@ class Worker:
 
     # -- claiming ------------------------------------------------------------------------------------
 
-    def _work_ready(self, queue: str, lane: str) -> None:
-        if lane == ROOM:
+    def _heard(self, changes: Changes[Any]) -> None:
+        for queue in changes.room:
             self._claims.place_freed(queue)
-        elif lane != SETTINGS and not self._learn(queue, lane):
-            return
-        self._claimer.wake()
+        learnt = [self._learn(queue, lane) for queue, lane in changes.work]
+        if changes.room or changes.settings or any(learnt):
+            self._claimer.wake()
+        for job_id in changes.cancels:
+            run = self._runs.get(job_id)
+            if run is not None:
+                self._cancel(run)
 
     def _learn(self, queue: str, lane: str) -> bool:
         """There may be work in this lane; whether it is for any of the pools."""
@@ -226,15 +231,17 @@ class Worker:
 
     def begin(self, pool: Pool, claimed: Sequence[asyncpg.Record]) -> None:
         """Run what was claimed in this worker's name."""
-        CLAIMED.inc(len(claimed))
         for record in claimed:
             job = ClaimedJob.from_record(record)
             self._begin(Run(self, job, pool, time.monotonic(), record["lease_seconds"]))
             if record["lease_seconds"] < self._lease_seconds:
                 self._keeper.wake()
-        self._hub.jobs_changed([record["id"] for record in claimed])
-        self._hub.webhooks_written(
-            [(record["id"], record["webhook_url"]) for record in claimed if record["webhook_url"]]
+        self._hub.announce(
+            Changes(
+                jobs={record["id"] for record in claimed},
+                webhooks=with_webhooks((record["id"], record["webhook_url"]) for record in claimed),
+                counts=Counter({(CLAIMED, ()): len(claimed)}),
+            )
         )
 
     async def give_back(self, claimed: Sequence[asyncpg.Record]) -> None:
@@ -355,12 +362,6 @@ class Worker:
     def _lost(self, run: Run) -> None:
         run.lease_lost = True
         self._interrupt(run)
-
-    def _cancel_requested(self, job_ids: Iterable[str]) -> None:
-        for job_id in job_ids:
-            run = self._runs.get(job_id)
-            if run is not None:
-                self._cancel(run)
 
     def _cancel(self, run: Run) -> None:
         if not run.cancel_requested:

@@ -7,6 +7,7 @@ and without it (PgBouncer, a lost connection) everything still happens. Never on
 
 import asyncio
 import contextlib
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,7 @@ from app.events.log import LogReader
 from app.loops.alarm import Alarm
 from app.loops.loop import Loop
 from app.store import notices, read
+from app.store.changes import Changes, Counted, Failure
 from app.store.database import AWAY, Database, connect, translated
 from app.telemetry import NOTICES, WATCHED
 
@@ -35,11 +37,11 @@ LOOK_AGAIN_SECONDS = 0.05
 ASK_SECONDS = 5.0
 ANSWER_SECONDS = 5.0
 
-OnWork = Callable[[str, str], None]
-OnCancel = Callable[[Iterable[str]], None]
+Listener = Callable[[Changes[Any]], None]
 OnChange = Callable[[], None]
-OnJobs = Callable[[Iterable[str]], None]
-OnWebhooks = Callable[[Iterable[tuple[str, str]]], None]
+
+# A worker over HTTP may put anything there; only what looks like a code is one.
+CODE = re.compile(r"[\w.:-]{1,100}")
 
 log = structlog.get_logger()
 
@@ -82,14 +84,11 @@ class Hub:
         self._listen_url = listen_url
         self._origin = secrets.token_hex(6)
         self._watches: dict[str, set[Watch]] = {}
-        self._on_work: list[OnWork] = []
-        self._on_cancel: list[OnCancel] = []
+        self._listeners: list[Listener] = []
         self._on_change: set[OnChange] = set()
-        self._on_jobs: list[OnJobs] = []
-        self._on_webhooks: list[OnWebhooks] = []
-        self._jobs: set[str] = set()
-        self._work: set[tuple[str, str]] = set()
-        self._cancels: set[str] = set()
+        # What the other processes have yet to be told.
+        self._untold: Changes[None] = Changes()
+        self._metrics: dict[Counted, Any] = {}
         self._connection: asyncpg.Connection | None = None
         self._closing = False
         self._sent = 0.0
@@ -123,54 +122,55 @@ class Hub:
 
     # -- telling ---------------------------------------------------------------------------------
 
-    def jobs_changed(self, job_ids: Iterable[str]) -> None:
-        if self._watches or self._on_jobs:
-            job_ids = list(job_ids)
-            self._wake(job_ids)
-        if len(self._jobs) <= MANY:
-            self._jobs.update(job_ids)
-        self._changed_somewhere()
-        self._sender.wake()
+    def announce(self, changes: Changes[Any]) -> None:
+        """Wake whom it concerns here, tell the other processes, count. To be called after the commit."""
+        self._spread(changes)
+        untold = self._untold
+        if changes.jobs and len(untold.jobs) <= MANY:
+            untold.jobs |= changes.jobs
+        untold.work |= changes.work
+        untold.cancels |= changes.cancels
+        untold.room |= changes.room
+        untold.settings |= changes.settings
+        if untold.jobs or untold.work or untold.cancels or untold.room or untold.settings:
+            self._sender.wake()
+        for counted, number in changes.counts.items():
+            self._count(counted, number)
+        for failure in changes.failed:
+            _log_failure(failure)
+
+    def _spread(self, changes: Changes[Any]) -> None:
+        """What is new here, wherever it happened."""
+        for listener in self._listeners:
+            listener(changes)
+        self._wake(changes.jobs)
+        if changes.jobs or changes.work:
+            self._changed_somewhere()
+
+    def _count(self, counted: Counted, number: int) -> None:
+        metric = self._metrics.get(counted)
+        if metric is None:
+            # Looked up once: labels() on the hot path would cost more than the rest.
+            counter, labels = counted
+            metric = self._metrics[counted] = counter.labels(*labels) if labels else counter
+        metric.inc(number)
 
     def nudge(self, job_id: str) -> None:
         """Wake who watches this job in this process; for what never reaches the database as such."""
         self._wake((job_id,))
 
-    def work_ready(self, work: Iterable[tuple[str, str]]) -> None:
-        """Claimable jobs appeared in these (queue, lane) pairs."""
-        for queue, lane in work:
-            for callback in self._on_work:
-                callback(queue, lane)
-            self._work.add((queue, lane))
-        self._changed_somewhere()
-        self._sender.wake()
-
-    def webhooks_written(self, jobs: Iterable[tuple[str, str]]) -> None:
-        """Jobs that changed here have a webhook: (job id, its URL). Heard in this process only."""
-        for callback in self._on_webhooks:
-            callback(jobs)
-
-    def cancel_requested(self, job_ids: Iterable[str]) -> None:
-        job_ids = list(job_ids)
-        for callback in self._on_cancel:
-            callback(job_ids)
-        self._cancels.update(job_ids)
-        self._sender.wake()
+    def _wake(self, job_ids: Iterable[str]) -> None:
+        if self._watches:
+            for job_id in job_ids:
+                for watch in self._watches.get(job_id, ()):
+                    if not watch.hears_the_run:
+                        watch.ring()
 
     # -- being told --------------------------------------------------------------------------------
 
-    def on_work(self, callback: OnWork) -> None:
-        self._on_work.append(callback)
-
-    def on_cancel(self, callback: OnCancel) -> None:
-        self._on_cancel.append(callback)
-
-    def on_jobs(self, callback: OnJobs) -> None:
-        """Told the ids of jobs whose log moved, here or on another replica."""
-        self._on_jobs.append(callback)
-
-    def on_webhooks(self, callback: OnWebhooks) -> None:
-        self._on_webhooks.append(callback)
+    def subscribe(self, listener: Listener) -> None:
+        """Be told of all changes that are announced here, and of what crosses from other processes."""
+        self._listeners.append(listener)
 
     @contextlib.contextmanager
     def any_change(self, callback: OnChange) -> Iterator[None]:
@@ -200,20 +200,13 @@ class Hub:
     # -- the loops ---------------------------------------------------------------------------------
 
     async def _send(self) -> float | None:
-        if not (self._jobs or self._work or self._cancels):
-            return None
         closely = time.monotonic() - self._sent < CLOSELY_SECONDS
         await asyncio.sleep(GATHER_MANY_SECONDS if closely else GATHER_SECONDS)
-        jobs, self._jobs = self._jobs, set()
-        work, self._work = self._work, set()
-        cancels, self._cancels = self._cancels, set()
-        # What is lost here is found by the others' polling.
-        many = len(jobs) > MANY
+        untold, self._untold = self._untold, Changes()
         self._sent = time.monotonic()
-        _SENT.inc()
-        await notices.send(
-            self._database, self._origin, jobs=() if many else jobs, many=many, work=work, cancels=cancels
-        )
+        # What is lost here is found by the others' polling.
+        if await notices.send(self._database, self._origin, untold, many=len(untold.jobs) > MANY):
+            _SENT.inc()
         return None
 
     async def _listen(self) -> float | None:
@@ -250,21 +243,15 @@ class Hub:
         return True
 
     def _heard(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
-        notice = orjson.loads(str(payload))
-        if notice["from"] == self._origin:
+        notice = notices.read(str(payload))
+        if notice.origin == self._origin:
             return
         _HEARD.inc()
-        self._wake(notice.get("jobs", ()))
-        if notice.get("many") and self._watches:
-            self._poller.wake()
-        self._changed_somewhere()
-        for queue, lane in notice.get("work", ()):
-            for callback in self._on_work:
-                callback(queue, lane)
-        cancels = notice.get("cancels")
-        if cancels:
-            for on_cancel in self._on_cancel:
-                on_cancel(cancels)
+        self._spread(notice.changes())
+        if notice.many:
+            self._changed_somewhere()
+            if self._watches:
+                self._poller.wake()
 
     async def _poll(self) -> float | None:
         if not self._watches:
@@ -276,17 +263,23 @@ class Hub:
             if not all(watch.hears_the_run for watch in watches)
         }
         self._looked = time.monotonic()
-        self._wake(await read.moved_past(self._database, seen))
+        # Of a change that another process made, and whose hint was lost.
+        self._spread(Changes(jobs=set(await read.moved_past(self._database, seen))))
         return None
-
-    def _wake(self, job_ids: Iterable[str]) -> None:
-        for callback in self._on_jobs:
-            callback(job_ids)
-        for job_id in job_ids:
-            for watch in self._watches.get(job_id, ()):
-                if not watch.hears_the_run:
-                    watch.ring()
 
     def _changed_somewhere(self) -> None:
         for callback in self._on_change:
             callback()
+
+
+def _log_failure(failure: Failure) -> None:
+    """A job failed for good. Of its error only the code: the message is the target's or the worker's text."""
+    code = str(orjson.loads(failure.error).get("code", "")) if failure.error else ""
+    log.warning(
+        "job.failed",
+        job_id=failure.job_id,
+        kind=failure.kind,
+        queue=failure.queue,
+        attempt=failure.attempt,
+        code=code if CODE.fullmatch(code) else None,
+    )

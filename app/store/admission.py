@@ -18,12 +18,14 @@ from app.jobs.queue_settings import QueueRules
 from app.jobs.states import TERMINAL, State
 from app.jobs.submission import NewJob
 from app.store import dependencies, keys
+from app.store.changes import Changes, Key
 from app.store.database import Database, Runner
 from app.store.enqueue import (
     Answer,
     Receipt,
     Rows,
     Submission,
+    accept,
     first_answers,
     indexed,
     insert,
@@ -31,10 +33,10 @@ from app.store.enqueue import (
     parent_problem,
     write_answers,
 )
-from app.store.keys import Key
 from app.store.queues import QueueBook
 from app.store.tail import EVENT_AND_OUTBOX
 from app.store.tallies import tally
+from app.telemetry import REFUSED, SKIPPED
 
 RETRY_AFTER_SECONDS = 1.0
 # Far from its depth a queue is not counted for each submission: a process reserves this share of the room and admits
@@ -44,19 +46,7 @@ CREDIT_SHARE = 16
 CREDIT_FROM = 2000
 
 
-@dataclass(slots=True)
-class Admitted:
-    """What one flush did, beside the answers."""
-
-    receipts: list[Receipt | Exception]
-    accepted: list[NewJob] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
-    # Ended jobs that new ones named: their verdict is known already.
-    ended: set[str] = field(default_factory=set)
-    # Keys that new jobs wait for: to be looked at once more after the commit.
-    awaited: set[Key] = field(default_factory=set)
-    # Where there is something to claim now.
-    work: set[tuple[str, str]] = field(default_factory=set)
+Admitted = Changes[Receipt | Exception]
 
 
 @dataclass(slots=True)
@@ -185,18 +175,22 @@ class Admission:
         plan = _Plan(
             await self._places(connection, held, jobs), await self._count(connection, counted, reserved)
         )
-        admitted = Admitted([])
+        admitted = Admitted()
         for n in fresh:
             receipts[n] = self._decide(submissions[n], plan, related, admitted)
         await _write(connection, plan, related)
         await idempotency.settle(connection, receipts)
         admitted.work = {(job.queue, job.lane) for job, gate in plan.rows if gate is None}
-        admitted.awaited = {
+        # To be looked at once more after the commit: a place may have become free meanwhile.
+        admitted.keys = {
             key for job, gate in plan.rows if gate == keys.GATE and (key := _key(job)) is not None
         }
         if plan.unsettled:
-            admitted.work |= (await keys.ready_next_locked(connection, sorted(plan.unsettled))).work
-        admitted.receipts = [each or RuntimeError("an enqueue was not answered") for each in receipts]
+            admitted.add(await keys.ready_next_locked(connection, sorted(plan.unsettled)))
+        admitted.answers = [each or RuntimeError("an enqueue was not answered") for each in receipts]
+        for refusal in admitted.answers:
+            if isinstance(refusal, ForemanError):
+                admitted.count(REFUSED, refusal.code)
         return admitted
 
     # -- deciding ----------------------------------------------------------------------------------
@@ -218,9 +212,12 @@ class Admission:
                 return indexed(refusal, index) if submission.batch else refusal
         for job, answer in zip(submission.jobs, answers, strict=True):
             if answer.job_id == job.id:
-                admitted.accepted.append(job)
+                accept(admitted, [job])
+                # Their verdict is known already.
                 admitted.ended |= {name for name in _unmet(job, related) if related[name]["state"] in _FAILED}
-        admitted.skipped += mark.new_skips
+        if mark.new_skips:
+            admitted.jobs.update(mark.new_skips)
+            admitted.count(SKIPPED, by=len(mark.new_skips))
         return Receipt([answer.job_id for answer in answers], answers=answers)
 
     def _decide_one(self, job: NewJob, plan: _Plan, related: dict[str, asyncpg.Record]) -> Answer:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import asyncpg
 import orjson
 
+from app.store.changes import Changes
 from app.store.database import Database
 from app.store.events import NewEvent, append
 
@@ -70,10 +71,10 @@ RETURNING (SELECT count(*) FROM before) = 0 AS is_new
 """
 
 
-async def put(database: Database, artifact: NewArtifact, lease_token: str) -> bool | None:
+async def put(database: Database, artifact: NewArtifact, lease_token: str) -> Changes[bool]:
     """Make it visible, with a log entry that tells of it: so the job's seq, and its ETag, change too.
 
-    True when it is new, False when it replaced one, None when the lease was lost.
+    Answers whether it is new or replaced one; nothing when the lease was lost.
     """
     told = orjson.dumps(
         {
@@ -89,8 +90,8 @@ async def put(database: Database, artifact: NewArtifact, lease_token: str) -> bo
     async with database.transaction() as connection:
         # First, because it locks the job's row: two uploads of one job come one after the other.
         appended = await append(connection, [NewEvent(artifact.job_id, "log", told, lease_token)])
-        if appended[0] is None:
-            return None
+        if appended.answers[0] is None:
+            return Changes()
         row = await connection.fetchrow(
             PUT,
             artifact.job_id,
@@ -102,7 +103,7 @@ async def put(database: Database, artifact: NewArtifact, lease_token: str) -> bo
             artifact.data,
             artifact.location,
         )
-    return bool(row["is_new"])
+    return Changes([bool(row["is_new"])], jobs=appended.jobs, counts=appended.counts)
 
 
 GET = """

@@ -7,7 +7,7 @@ began, each once, in the order of their ids; a job that fails again after its re
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -16,11 +16,12 @@ import orjson
 
 from app.jobs.ids import new_id
 from app.jobs.states import LIVE, TERMINAL, State
-from app.store import read
+from app.store import read, steer
+from app.store.changes import Changes
 from app.store.database import AS_EVER, IN_ORDER, Database, Runner
 from app.store.read import Filter
-from app.store.steer import Steered, cancel_all, delete_all, dismiss_all, revive_all
 from app.store.tables import BulkOperation, columns_of
+from app.telemetry import BULK
 
 STEP = 100
 # How many jobs a step looks at, to find those.
@@ -107,11 +108,11 @@ VALUES ($1, $2, $3, $4::jsonb, $5, $1) RETURNING {_COLUMNS}
 """
 
 
-async def begin(database: Database, action: str, wanted: Filter, tenant: str) -> asyncpg.Record:
+async def begin(database: Database, action: str, wanted: Filter, tenant: str) -> Changes[asyncpg.Record]:
     """Write the operation down; some replica's runner will take its steps. What would take long to count is not."""
     matched = await count(database, action, wanted, tenant, COUNT_SECONDS)
     rows = await database.fetch(BEGIN, new_id(), tenant, action, _write(wanted), matched)
-    return rows[0]
+    return Changes(rows, operations=True)
 
 
 GET = f"SELECT {_COLUMNS} FROM bulk_operations WHERE id = $1 AND tenant = $2"
@@ -148,32 +149,19 @@ WHERE id = $1
 """
 
 
-@dataclass(slots=True)
-class Step:
-    """What one step did."""
-
-    action: str
-    moved: list[Steered] = field(default_factory=list)
-    deleted: list[str] = field(default_factory=list)
-
-    @property
-    def jobs(self) -> int:
-        return len(self.deleted) + sum(each.changed for each in self.moved)
-
-
-async def step(database: Database) -> Step | None:
+async def step(database: Database) -> Changes[Any] | None:
     """Take the next step of the operation that has waited longest; None when none is running."""
     async with database.transaction() as connection:
         operations: list[asyncpg.Record] = await connection.fetch(TAKE)
         if not operations:
             return None
         operation = operations[0]
-        taken = Step(operation["action"])
         ids, place = await _next_ids(connection, operation)
-        if ids:
-            await _act(connection, operation, ids, taken)
-        await connection.execute(STEPPED, operation["id"], place, len(ids), taken.jobs, place is None)
-    return taken
+        changes = await _act(connection, operation, ids) if ids else Changes()
+        moved = len(changes.jobs)
+        await connection.execute(STEPPED, operation["id"], place, len(ids), moved, place is None)
+    changes.count(BULK, operation["action"], by=moved)
+    return changes
 
 
 async def _next_ids(connection: Runner, operation: asyncpg.Record) -> tuple[list[str], str | None]:
@@ -186,17 +174,17 @@ async def _next_ids(connection: Runner, operation: asyncpg.Record) -> tuple[list
     return _as_far_as_looked(found, STEP)
 
 
-async def _act(connection: Runner, operation: asyncpg.Record, ids: list[str], taken: Step) -> None:
+async def _act(connection: Runner, operation: asyncpg.Record, ids: list[str]) -> Changes[Any]:
     tenant = operation["tenant"]
-    match taken.action:
+    match operation["action"]:
         case "cancel":
-            taken.moved = await cancel_all(connection, ids, tenant, None)
+            return await steer.cancel(connection, ids, tenant, None)
         case "retry":
-            taken.moved = await revive_all(connection, ids, tenant)
+            return await steer.revive(connection, ids, tenant)
         case "dismiss":
-            taken.moved = await dismiss_all(connection, ids, tenant)
-        case "delete":
-            taken.deleted = await delete_all(connection, ids, tenant)
+            return await steer.dismiss(connection, ids, tenant)
+        case _:
+            return await steer.delete_in(connection, ids, tenant)
 
 
 FORGET = "DELETE FROM bulk_operations WHERE completed_at < now() - interval '7 days'"

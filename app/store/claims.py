@@ -17,6 +17,7 @@ import asyncpg
 from app.errors import Unavailable
 from app.jobs.queue_settings import QueueRules
 from app.store import fair, limits
+from app.store.changes import Changes
 from app.store.database import Database, Runner
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
@@ -168,8 +169,6 @@ CLAIM_TO_RUN = _DUE + _CLAIM_DUE + _TO_RUN
 CLAIM_WHOLE = _DUE + _CLAIM_DUE + _WHOLE
 CLAIM_FAIRLY = fair.DUE + _CLAIM_DUE + _WHOLE
 
-# In the place of a lane in a hint: not new work, but room for it in a queue that ran all it may; or new settings.
-ROOM, SETTINGS = "", "*"
 # How long a queue that runs all it may is left alone when nobody says that a place was freed.
 FULL_SECONDS = 1.0
 # A queue whose claim failed, other than by the database being away, is left alone for growing times.
@@ -521,20 +520,12 @@ SELECT DISTINCT queue, lane, concurrency_key AS key FROM promoted
 NEXT_DUE = _WAITING + "SELECT date_part('epoch', min(run_at) - now()) FROM waiting WHERE run_at < 'infinity'"
 
 
-@dataclass(frozen=True, slots=True)
-class Promoted:
-    """Where jobs came due: claimable now, or in line for their keys."""
-
-    work: set[tuple[str, str]]
-    keys: set[tuple[str, str]]
-
-
-async def promote(database: Database, limit: int = 1000) -> Promoted:
+async def promote(database: Database, limit: int = 1000) -> Changes[None]:
     """Let due jobs through to the claim, or to the gate of their key."""
     rows = await database.fetch(PROMOTE, limit)
-    return Promoted(
-        {(row["queue"], row["lane"]) for row in rows if row["key"] is None},
-        {(row["queue"], row["key"]) for row in rows if row["key"] is not None},
+    return Changes(
+        work={(row["queue"], row["lane"]) for row in rows if row["key"] is None},
+        keys={(row["queue"], row["key"]) for row in rows if row["key"] is not None},
     )
 
 

@@ -7,14 +7,14 @@ other costs nothing.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import asyncpg
 
 from app.jobs.states import State
+from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.keys import Key
-from app.store.steer import Steered, cancel_all
+from app.store.steer import cancel
+from app.telemetry import GATES_PASSED
 
 GATE = "waiting_for"
 FAILURE_REASON = "dependency_failed"
@@ -30,18 +30,6 @@ UPDATE jobs SET has_dependents = true WHERE id = ANY ($2::text[]) AND NOT has_de
 async def add(connection: Runner, pairs: Sequence[tuple[str, str]]) -> None:
     """Remember (job, what it waits for); the caller holds the rows of what is waited for."""
     await connection.execute(ADD, [job_id for job_id, _ in pairs], [other for _, other in pairs])
-
-
-@dataclass(slots=True)
-class Resolved:
-    """What the end of some jobs meant for those that waited."""
-
-    work: set[tuple[str, str]] = field(default_factory=set)
-    keys: set[Key] = field(default_factory=set)
-    delayed: bool = False
-    cancelled: list[Steered] = field(default_factory=list)
-    # Those of the jobs that more waited for than one step takes: to be resolved again.
-    unfinished: list[str] = field(default_factory=list)
 
 
 # How many of those who wait are handled in one commit; each job that ended has its share of them.
@@ -72,16 +60,16 @@ RETURNING queue, lane, concurrency_key AS key, ready_at IS NOT NULL AS ready
 """
 
 
-async def resolve(database: Database, job_ids: Sequence[str]) -> Resolved:
+async def resolve(database: Database, job_ids: Sequence[str]) -> Changes[None]:
     """These jobs have ended: let go or cancel those who waited for them, as each of those wanted it.
 
-    One step of it, however many they are: see `unfinished`.
+    One step of it, however many they are: those that more waited for are among `ended` once more.
     """
     share = max(1, STEP // len(job_ids)) if job_ids else 0
     async with database.transaction() as connection:
         ended: list[asyncpg.Record] = await connection.fetch(ENDED, job_ids, share)
         if not ended:
-            return Resolved()
+            return Changes()
         waiting = {row["id"]: row for row in await connection.fetch(HOLD, [row["job_id"] for row in ended])}
         await connection.execute(
             FORGET, [row["job_id"] for row in ended], [row["depends_on"] for row in ended]
@@ -92,17 +80,20 @@ async def resolve(database: Database, job_ids: Sequence[str]) -> Resolved:
             if job and job["gate"] == GATE and _fails(row["state"], job["on_dependency_failure"]):
                 doomed.setdefault(job["tenant"], []).append(row["job_id"])
         waited_for = Counter(row["depends_on"] for row in ended)
-        resolved = Resolved(unfinished=[each for each, waiters in waited_for.items() if waiters == share])
+        changes: Changes[None] = Changes(
+            ended={each for each, waiters in waited_for.items() if waiters == share}
+        )
         for tenant, ids in doomed.items():
-            resolved.cancelled += await cancel_all(connection, sorted(set(ids)), tenant, FAILURE_REASON)
+            changes.add(await cancel(connection, sorted(set(ids)), tenant, FAILURE_REASON))
         for row in await connection.fetch(LET_THROUGH, list(waiting)):
             if row["ready"]:
-                resolved.work.add((row["queue"], row["lane"]))
+                changes.work.add((row["queue"], row["lane"]))
+                changes.count(GATES_PASSED, GATE)
             elif row["key"] is not None:
-                resolved.keys.add((row["queue"], row["key"]))
+                changes.keys.add((row["queue"], row["key"]))
             else:
-                resolved.delayed = True
-    return resolved
+                changes.delayed = True
+    return changes
 
 
 def _fails(state: str, on_failure: str | None) -> bool:

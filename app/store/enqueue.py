@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import asyncpg
 
@@ -12,8 +12,10 @@ from app.errors import ForemanError, IdempotencyMismatch, InvalidRequest, JobTer
 from app.jobs.retry import DEFAULT_MAX_ATTEMPTS
 from app.jobs.states import TERMINAL
 from app.jobs.submission import NewJob
+from app.store.changes import Changes
 from app.store.database import Database, Runner
 from app.store.tail import EVENT_AND_OUTBOX
+from app.telemetry import ENQUEUED
 
 
 @dataclass(slots=True)
@@ -241,7 +243,7 @@ def enqueue_statement(used: tuple[int, ...], *, one_place: bool = False) -> str:
     )
 
 
-async def enqueue(database: Database, submissions: Sequence[Submission]) -> list[Receipt | Exception]:
+async def enqueue(database: Database, submissions: Sequence[Submission]) -> Changes[Receipt | Exception]:
     """Enqueue all of them in one commit; each is answered on its own."""
     answers: list[Receipt | Exception | None] = [None] * len(submissions)
     async with database.connection() as connection:
@@ -259,7 +261,25 @@ async def enqueue(database: Database, submissions: Sequence[Submission]) -> list
             firsts = await first_answers(connection, [submissions[n] for n in repeated])
             for n, first in zip(repeated, firsts, strict=True):
                 answers[n] = first or answers[n] or just_expired()
-    return [answer or RuntimeError("an enqueue was not answered") for answer in answers]
+    changes: Changes[Receipt | Exception] = Changes(
+        [answer or RuntimeError("an enqueue was not answered") for answer in answers]
+    )
+    for submission, receipt in zip(submissions, changes.answers, strict=True):
+        if isinstance(receipt, Receipt) and not receipt.replayed:
+            accept(changes, submission.jobs)
+            changes.work.update([(job.queue, job.lane) for job in submission.jobs])
+    return changes
+
+
+def accept(changes: Changes[Any], jobs: Sequence[NewJob]) -> None:
+    """These are in the queue now. Nobody watches a job that he has yet to hear of: it is no change of its log."""
+    changes.count(ENQUEUED, by=len(jobs))
+    for job in jobs:
+        changes.accepted[job.queue] += 1
+        if job.webhook_url:
+            changes.webhooks.append((job.id, job.webhook_url))
+        if job.run_at is not None or job.delay_seconds:
+            changes.delayed = True
 
 
 def _may_be_a_repeat(submission: Submission, answer: Receipt | Exception | None) -> bool:

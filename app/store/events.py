@@ -13,8 +13,10 @@ from datetime import datetime
 
 import asyncpg
 
+from app.store.changes import Changes
 from app.store.database import Database, Runner
 from app.store.tail import ANNOUNCED, WEBHOOK_HOST
+from app.telemetry import EVENTS_APPENDED
 
 THROTTLED_TYPES = ("progress", "output")
 CHATTER_TYPES = ("log", "output", "progress")
@@ -92,8 +94,8 @@ WITH input AS (
 )
 
 
-async def append(database: Runner, events: Sequence[NewEvent]) -> list[Appended | None]:
-    """Append in one commit; None for each whose job is unknown or has ended, or whose lease is lost."""
+async def append(database: Runner, events: Sequence[NewEvent]) -> Changes[Appended | None]:
+    """Append in one commit; answers None for each whose job is unknown or has ended, or whose lease is lost."""
     rows = await database.fetch(
         APPEND,
         [each.job_id for each in events],
@@ -105,7 +107,12 @@ async def append(database: Runner, events: Sequence[NewEvent]) -> list[Appended 
         list(CHATTER_TYPES),
     )
     accepted = {row["position"]: Appended(row["seq"], row["at"]) for row in rows}
-    return [accepted.get(position) for position in range(1, len(events) + 1)]
+    changes = Changes([accepted.get(position) for position in range(1, len(events) + 1)])
+    for event, answer in zip(events, changes.answers, strict=True):
+        if answer is not None:
+            changes.jobs.add(event.job_id)
+            changes.count(EVENTS_APPENDED, event.type if event.type in CHATTER_TYPES else "posted")
+    return changes
 
 
 @dataclass(frozen=True, slots=True)

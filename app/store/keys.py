@@ -14,14 +14,13 @@ Lock order everywhere: advisory locks (sorted), then rows.
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 
+from app.store.changes import Changes, Key
 from app.store.database import Database, Runner
-
-Key = tuple[str, str]
+from app.telemetry import GATES_PASSED
 
 # Takes a place of its key. The same words as in the index, so that the planner knows it.
 HOLDS = """concurrency_key IS NOT NULL
@@ -104,14 +103,6 @@ FROM places LEFT JOIN (
 """
 
 
-@dataclass(slots=True)
-class Readied:
-    """Where there is work now, and the keys that could not be finished with in one step."""
-
-    work: set[tuple[str, str]]
-    unfinished: list[Key]
-
-
 # Most keys have nobody waiting; one probe tells, and no lock is taken for them. One who comes to stand in line in
 # this very moment looks again himself, after his commit (see Intake).
 WITH_WAITING = f"""
@@ -129,20 +120,21 @@ async def with_waiting(database: Database, keys: Sequence[Key]) -> list[Key]:
     return [(row["queue"], row["key"]) for row in rows]
 
 
-async def ready_next(database: Database, keys: Sequence[Key]) -> Readied:
-    """Give the free places of these keys to those who wait for them."""
+async def ready_next(database: Database, keys: Sequence[Key]) -> Changes[Key]:
+    """Give the free places of these keys to those who wait for them; answers the keys that one step did not finish."""
     async with database.transaction() as connection:
         await lock(connection, map(key_lock, keys))
         return await ready_next_locked(connection, keys)
 
 
-async def ready_next_locked(connection: Runner, keys: Sequence[Key]) -> Readied:
+async def ready_next_locked(connection: Runner, keys: Sequence[Key]) -> Changes[Key]:
     """The same, for one who holds the keys' locks already."""
     rows = await connection.fetch(READY_NEXT, [queue for queue, _ in keys], [key for _, key in keys])
-    return Readied(
-        {(row["queue"], lane) for row in rows for lane in row["lanes"] or ()},
-        [(row["queue"], row["key"]) for row in rows if row["unfinished"]],
-    )
+    changes = Changes([(row["queue"], row["key"]) for row in rows if row["unfinished"]])
+    changes.work = {(row["queue"], lane) for row in rows for lane in row["lanes"] or ()}
+    if changes.work:
+        changes.count(GATES_PASSED, GATE, by=len(changes.work))
+    return changes
 
 
 # A loose index scan: one probe per key that has someone waiting, however many wait. Only keys with a free place

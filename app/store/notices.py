@@ -1,15 +1,41 @@
-"""NOTIFY as a coalesced hint, outside any hot transaction."""
+"""NOTIFY as a coalesced hint, outside any hot transaction: what of `Changes` crosses the processes."""
 
-from collections.abc import Collection
 from typing import Any
 
-import orjson
+import msgspec
 
+from app.store.changes import Changes, Place
 from app.store.database import Database
 
 CHANNEL = "foreman"
 # Postgres takes at most 8,000 bytes a notice.
 MAX_BYTES = 7_900
+
+
+class Notice(msgspec.Struct, omit_defaults=True):
+    """A hint as it is sent. Fields that a process of another version does not know are passed over."""
+
+    origin: str = msgspec.field(name="from")
+    jobs: list[str] = []
+    # More jobs changed than are worth naming.
+    many: bool = False
+    work: list[Place] = []
+    cancels: list[str] = []
+    room: list[str] = []
+    settings: list[str] = []
+
+    def changes(self) -> Changes[None]:
+        return Changes(
+            jobs=set(self.jobs),
+            work=set(self.work),
+            cancels=set(self.cancels),
+            room=set(self.room),
+            settings=set(self.settings),
+        )
+
+
+_LISTS = ("jobs", "work", "cancels", "room", "settings")
+read = msgspec.json.Decoder(Notice).decode
 
 # It writes no row, and what it hints at is on disk already: nobody waits for the disk, nor keeps it from the others.
 NOTIFY = """
@@ -17,39 +43,33 @@ SELECT pg_notify($1, notice) FROM set_config('synchronous_commit', 'off', true) 
 """
 
 
-async def send(
-    database: Database,
-    origin: str,
-    *,
-    jobs: Collection[str],
-    many: bool,
-    work: Collection[tuple[str, str]],
-    cancels: Collection[str],
-) -> None:
-    """Tell the other processes; `many` says that more jobs changed than are worth naming."""
-    whole: dict[str, Any] = {"from": origin}
-    if jobs:
-        whole["jobs"] = list(jobs)
-    if many:
-        whole["many"] = True
-    if work:
-        whole["work"] = list(work)
-    if cancels:
-        whole["cancels"] = list(cancels)
-    await database.execute(NOTIFY, CHANNEL, _split(whole))
+async def send(database: Database, origin: str, changes: Changes[Any], *, many: bool) -> bool:
+    """Tell the other processes; whether there was anything to tell."""
+    notice = Notice(
+        origin,
+        [] if many else list(changes.jobs),
+        many,
+        list(changes.work),
+        list(changes.cancels),
+        list(changes.room),
+        list(changes.settings),
+    )
+    if notice == Notice(origin):
+        return False
+    await database.execute(NOTIFY, CHANNEL, [text.decode() for text in _split(notice)])
+    return True
 
 
-def _split(notice: dict[str, Any]) -> list[str]:
+def _split(notice: Notice) -> list[bytes]:
     """As one notice where it fits; otherwise its largest list is halved until each part does."""
-    text = orjson.dumps(notice).decode()
-    if len(text.encode()) <= MAX_BYTES:
+    text = msgspec.json.encode(notice)
+    if len(text) <= MAX_BYTES:
         return [text]
-    lists = ((name, value) for name, value in notice.items() if isinstance(value, list))
-    name, largest = max(lists, key=lambda each: len(orjson.dumps(each[1])))
+    name = max(_LISTS, key=lambda each: len(msgspec.json.encode(getattr(notice, each))))
+    largest = getattr(notice, name)
     if len(largest) < 2:
         # A single hint that fits nowhere is left out: the others' polling finds what it was about.
-        return _split({each: value for each, value in notice.items() if each != name})
+        return _split(msgspec.structs.replace(notice, **{name: []}))
     middle = len(largest) // 2
-    return _split({**notice, name: largest[:middle]}) + _split(
-        {"from": notice["from"], name: largest[middle:]}
-    )
+    rest = Notice(notice.origin, **{name: largest[middle:]})
+    return _split(msgspec.structs.replace(notice, **{name: largest[:middle]})) + _split(rest)

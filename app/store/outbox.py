@@ -16,6 +16,7 @@ from datetime import datetime
 
 import asyncpg
 
+from app.store.changes import Changes
 from app.store.claims import THE_BEGINNING
 from app.store.database import Database
 
@@ -348,6 +349,7 @@ RETURNING {_LISTED}
 """
 
 
-async def redeliver(database: Database, job_id: str, tenant: str, seq: int) -> asyncpg.Record | None:
-    """Make a delivery due now; None when there is none such."""
-    return await database.fetchrow(REDELIVER, job_id, tenant, seq)
+async def redeliver(database: Database, job_id: str, tenant: str, seq: int) -> Changes[asyncpg.Record]:
+    """Make a delivery due now; answers it as it is, nothing when there is none such."""
+    rows = await database.fetch(REDELIVER, job_id, tenant, seq)
+    return Changes(rows, receivers={row["host"] for row in rows})

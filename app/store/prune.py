@@ -16,8 +16,10 @@ import asyncpg
 
 from app.jobs.ids import id_floor
 from app.store import locks
+from app.store.changes import Changes
 from app.store.database import Database
 from app.store.steer import delete_locked
+from app.telemetry import PRUNED
 
 BATCH = 500
 # A walk begins anew after this part of the time for which jobs are kept: nothing is kept longer than that in vain.
@@ -75,7 +77,7 @@ WHERE queue = $1
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    jobs: int
+    changes: Changes[str]
     rest_seconds: float
 
 
@@ -101,7 +103,7 @@ async def prune(database: Database, usual: Mapping[str, float], pause_seconds: f
             list(usual),
             [float(each) for each in usual.values()],
         )
-        gone = await delete_locked(connection, [row for row in seen if row["over"]])
+        changes = await delete_locked(connection, [row["id"] for row in seen if row["over"]])
         after = seen[-1]["id"] if seen else walk["after_id"]
         rest = pause = REST_SHARE * (time.perf_counter() - began)
         if len(seen) < BATCH:
@@ -109,7 +111,10 @@ async def prune(database: Database, usual: Mapping[str, float], pause_seconds: f
             # Never before it has come to its end, or it would never get there.
             after = "" if walk["is_old"] else after
         await connection.execute(WALKED, walk["queue"], after, pause)
-    return Pruned(len(gone), rest)
+    # Nobody waits for the end of a retention; the others need not be told of so many.
+    changes.jobs.clear()
+    changes.count(PRUNED, by=len(changes.answers))
+    return Pruned(changes, rest)
 
 
 # A walk whose horizon changed begins anew, at once.

@@ -16,6 +16,7 @@ import structlog
 from app.errors import InvalidRequest
 from app.jobs.queue_settings import QueueRules, load_settings
 from app.loops.coalesced import Coalesced
+from app.store.changes import Changes
 from app.store.database import Database
 
 log = structlog.get_logger()
@@ -77,12 +78,13 @@ RETURNING xmax = 0 AS created
 """
 
 
-async def configure(database: Database, name: str, settings: Mapping[str, Any]) -> bool:
-    """Replace a queue's settings; True when there was no such queue before."""
+async def configure(database: Database, name: str, settings: Mapping[str, Any]) -> Changes[bool]:
+    """Replace a queue's settings; answers whether there was no such queue before."""
     try:
-        return bool(await database.fetchval(CONFIGURE, name, orjson.dumps(settings).decode()))
+        created = bool(await database.fetchval(CONFIGURE, name, orjson.dumps(settings).decode()))
     except asyncpg.DataError as problem:
         raise InvalidRequest("The settings have a number or a text that cannot be kept.") from problem
+    return Changes([created], settings={name})
 
 
 PAUSE = """
@@ -93,9 +95,10 @@ ON CONFLICT (name) DO UPDATE SET
 """
 
 
-async def pause(database: Database, name: str, *, paused: bool) -> None:
+async def pause(database: Database, name: str, *, paused: bool) -> Changes[None]:
     """Give out no more of its jobs, or give them out again; those that run go on."""
     await database.execute(PAUSE, name, paused)
+    return Changes(settings={name})
 
 
 LIST = """

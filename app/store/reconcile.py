@@ -6,12 +6,12 @@ let in during the first moments is covered by going on a little longer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import asyncpg
 
 from app.jobs.queue_settings import QueueRules
 from app.store import keys
+from app.store.changes import Changes
 from app.store.database import Database
 from app.store.queues import QueueBook
 
@@ -28,36 +28,26 @@ RECONCILED = "UPDATE queues SET reconciled_at = $2 WHERE name = $1"
 NOW = "SELECT now() AS now"
 
 
-@dataclass(slots=True)
-class Reconciled:
-    """Which queues were looked at, and where there is work now."""
-
-    queues: list[str] = field(default_factory=list)
-    work: set[tuple[str, str]] = field(default_factory=set)
-
-
-async def reconcile(database: Database, book: QueueBook) -> Reconciled:
-    """Bring all queues with changed settings in line."""
-    reconciled = Reconciled()
+async def reconcile(database: Database, book: QueueBook) -> Changes[str]:
+    """Bring all queues with changed settings in line; answers which they were."""
+    changes: Changes[str] = Changes()
     for row in await database.fetch(UNRECONCILED):
-        reconciled.queues.append(row["name"])
+        changes.answers.append(row["name"])
         began = (await database.fetch(NOW))[0]["now"]
-        reconciled.work |= await _reconcile_keys(database, row["name"])
+        await _reconcile_keys(database, row["name"], changes)
         rules = book.rules(row["name"])
         if rules is not None and rules.settings.fair_by is not None:
             await _reconcile_turns(database, rules)
         await database.execute(RECONCILED, row["name"], began)
-    return reconciled
+    return changes
 
 
-async def _reconcile_keys(database: Database, queue: str) -> set[tuple[str, str]]:
+async def _reconcile_keys(database: Database, queue: str, changes: Changes[str]) -> None:
     """Hand out and take back places, key by key."""
-    work: set[tuple[str, str]] = set()
     after = ""
     while held := await keys.held_keys(database, queue, after, STEP):
-        work |= (await keys.ready_next(database, [(queue, key) for key in held])).work
+        changes.add(await keys.ready_next(database, [(queue, key) for key in held]))
         after = held[-1]
-    return work
 
 
 QUEUED = """

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from app.store import dependencies, keys, locks
+from app.store.changes import Key
 from app.store.database import Database
-from app.store.keys import Key
 
 MAX_KEYS = 20_000
 MAX_DEPENDENCIES = 5_000

@@ -6,6 +6,7 @@ from datetime import datetime
 import asyncpg
 
 from app.jobs.cron import next_tick
+from app.store.changes import Changes
 from app.store.database import Database, Runner
 from app.store.tables import Schedule, columns_of
 
@@ -26,11 +27,11 @@ RETURNING {columns_of(Schedule, "s")}, xmax = 0 AS created
 
 async def put(
     database: Database, name: str, tenant: str, cron: str, timezone: str, job: str
-) -> asyncpg.Record | None:
-    """Make or change a schedule; None when the name is another tenant's."""
+) -> Changes[asyncpg.Record]:
+    """Make or change a schedule; answers it as it is, nothing when the name is another tenant's."""
     now: datetime = (await database.fetch(NOW))[0]["now"]
     following = next_tick(cron, timezone, now)
-    return await database.fetchrow(PUT, name, tenant, cron, timezone, job, following)
+    return Changes(await database.fetch(PUT, name, tenant, cron, timezone, job, following), schedules=True)
 
 
 LIST = f"""

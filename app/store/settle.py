@@ -10,9 +10,11 @@ from datetime import datetime
 
 from app.jobs.retry import DEFAULT_BACKOFF_SECONDS
 from app.jobs.states import TERMINAL, Verb
+from app.store.changes import Changes, Failure
 from app.store.database import Runner
-from app.store.tail import EVENT_AND_OUTBOX
+from app.store.tail import EVENT_AND_OUTBOX, MOVED
 from app.store.tallies import tally
+from app.telemetry import SETTLEMENTS
 
 
 @dataclass(slots=True)
@@ -43,13 +45,6 @@ class Settled:
     job_id: str
     ok: bool
     state: str | None
-    queue: str | None = None
-    lane: str | None = None
-    ready: bool = False
-    key: str | None = None
-    has_dependents: bool = False
-    kind: str | None = None
-    attempt: int = 0
 
 
 # held → what becomes of each → jobs, events and outbox, in lock order of the ids. Only a running job has a
@@ -137,19 +132,17 @@ WITH input AS (
 """
     + EVENT_AND_OUTBOX
     + tally("settled")
-    + """
-SELECT id, state, queue, lane, concurrency_key, has_dependents, kind, attempt,
-    state = 'queued' AND ready_at IS NOT NULL AS ready
-FROM settled
+    + f"""
+SELECT {MOVED}, kind, attempt FROM settled
 UNION ALL
-SELECT id, was, NULL, NULL, NULL, NULL, NULL, 0, false FROM held WHERE verb = 'start' AND was = 'working'
+SELECT id, was, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM held WHERE verb = 'start' AND was = 'working'
 """
 )
 
 _BACKOFF = list(DEFAULT_BACKOFF_SECONDS)
 
 
-async def settle(database: Runner, settlements: Sequence[Settlement]) -> list[Settled]:
+async def settle(database: Runner, settlements: Sequence[Settlement]) -> Changes[Settled]:
     """Settle a batch in one commit, each on its own terms. At most one settlement per job."""
     rows = await database.fetch(
         SETTLE,
@@ -165,32 +158,33 @@ async def settle(database: Runner, settlements: Sequence[Settlement]) -> list[Se
         [each.fingerprint for each in settlements],
         _BACKOFF,
     )
-    answers = {
-        row["id"]: Settled(
-            row["id"],
-            True,
-            row["state"],
-            row["queue"],
-            row["lane"],
-            bool(row["ready"]),
-            row["concurrency_key"],
-            bool(row["has_dependents"]),
-            row["kind"],
-            row["attempt"],
-        )
-        for row in rows
-    }
+    changes: Changes[Settled] = Changes()
+    answers: dict[str, Settled] = {}
+    for row in rows:
+        answers[row["id"]] = Settled(row["id"], True, row["state"])
+        # One that was working already, and was started once more, has not changed.
+        if row["queue"] is not None:
+            changes.moved(row, ran=True)
+            if row["state"] == "failed":
+                errors = {each.job_id: each.error for each in settlements}
+                changes.failed.append(
+                    Failure(row["id"], row["kind"], row["queue"], row["attempt"], errors[row["id"]])
+                )
     if len(answers) < len(settlements):
-        answers |= await _without_lease(
-            database, [each for each in settlements if each.job_id not in answers]
-        )
-    return [answers[each.job_id] for each in settlements]
+        without = [each for each in settlements if each.job_id not in answers]
+        answers |= await _without_lease(database, without, changes)
+    changes.answers = [answers[each.job_id] for each in settlements]
+    for settlement, answer in zip(settlements, changes.answers, strict=True):
+        changes.count(SETTLEMENTS, settlement.verb.value, "true" if answer.ok else "false")
+    return changes
 
 
 LAST_SETTLEMENTS = "SELECT id, state, settlement FROM jobs WHERE id = ANY ($1::text[])"
 
 
-async def _without_lease(database: Runner, settlements: Sequence[Settlement]) -> dict[str, Settled]:
+async def _without_lease(
+    database: Runner, settlements: Sequence[Settlement], changes: Changes[Settled]
+) -> dict[str, Settled]:
     """The very same settlement sent twice is answered alike; anything else without its lease is late."""
     known = {
         row["id"]: row
@@ -210,7 +204,7 @@ async def _without_lease(database: Runner, settlements: Sequence[Settlement]) ->
             late.append(each)
             answers[each.job_id] = Settled(each.job_id, False, job["state"])
     if late:
-        await note_late(database, [(each.job_id, str(each.verb)) for each in late])
+        changes.add(await note_late(database, [(each.job_id, str(each.verb)) for each in late]))
     return answers
 
 
@@ -238,9 +232,10 @@ WITH late AS (
 )
 
 
-async def note_late(database: Runner, late: Sequence[tuple[str, str]]) -> None:
+async def note_late(database: Runner, late: Sequence[tuple[str, str]]) -> Changes[None]:
     """Leave a late_settlement event for each (job id, verb)."""
-    await database.execute(NOTE_LATE, [job_id for job_id, _ in late], [verb for _, verb in late])
+    noted = await database.fetch(NOTE_LATE, [job_id for job_id, _ in late], [verb for _, verb in late])
+    return Changes(jobs={row["id"] for row in noted})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,29 +1,25 @@
 """What callers and operators do to jobs by their ids: cancel, revive, dismiss, delete."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import asyncpg
-
+from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.tail import ALL_IT_OWNED, EVENT_AND_OUTBOX
+from app.store.tail import ALL_IT_OWNED, EVENT_AND_OUTBOX, MOVED
 from app.store.tallies import tally
 from app.store.usage import booking
 
 
 @dataclass(frozen=True, slots=True)
-class Steered:
-    """One job that was touched, and what it was told."""
+class Cancel:
+    """What became of one job that was to be cancelled."""
 
-    id: str
-    state: str
-    queue: str
-    lane: str
-    # True when the verb did something now; False when there was nothing (more) to do.
+    job_id: str
+    # False when there was nothing (more) to do.
     changed: bool
-    cancel_requested: bool = False
-    key: str | None = None
-    has_dependents: bool = False
+    # It runs: its worker has been asked to stop.
+    requested: bool
 
 
 # queued → cancelled at once. A running one is asked: its worker confirms, or the grace runs out.
@@ -68,7 +64,7 @@ WITH RECURSIVE family AS (
     + tally("cancelled")
     + """
 SELECT j.id, coalesce(c.state, j.state) AS state, j.queue, j.lane, c.id IS NOT NULL AS changed,
-       j.concurrency_key AS key, j.has_dependents,
+       j.concurrency_key AS key, j.has_dependents, false AS ready,
        (c.id IS NOT NULL AND c.state <> 'cancelled')
            OR (j.cancel_requested_at IS NOT NULL AND j.state IN ('loading', 'working')) AS cancel_requested
 FROM jobs j LEFT JOIN cancelled c ON c.id = j.id WHERE j.id = ANY (ARRAY(SELECT id FROM family))
@@ -76,25 +72,26 @@ FROM jobs j LEFT JOIN cancelled c ON c.id = j.id WHERE j.id = ANY (ARRAY(SELECT 
 )
 
 
-async def cancel(database: Database, job_id: str, tenant: str, reason: str | None) -> list[Steered]:
-    """Cancel a job and its descendants; the first of the answers is the job itself, none if unknown."""
-    return await cancel_all(database, [job_id], tenant, reason)
-
-
-async def cancel_all(
+async def cancel(
     database: Runner, job_ids: Sequence[str], tenant: str, reason: str | None
-) -> list[Steered]:
-    """Cancel jobs and their descendants; the jobs themselves come first."""
-    found: dict[str, Steered] = {}
+) -> Changes[Cancel]:
+    """Cancel jobs and their descendants; the answers about the jobs themselves come first, none if unknown."""
+    changes: Changes[Cancel] = Changes()
+    found: dict[str, Cancel] = {}
     while True:
         # A child that was being enqueued while we waited for its parent's lock is found by the next look.
-        round_ = [Steered(**record) for record in await database.fetch(CANCEL, job_ids, tenant, reason)]
-        for each in round_:
-            if each.changed or each.id not in found:
-                found[each.id] = each
-        if not any(each.changed for each in round_):
+        rows = await database.fetch(CANCEL, job_ids, tenant, reason)
+        for row in rows:
+            if row["changed"] or row["id"] not in found:
+                found[row["id"]] = Cancel(row["id"], row["changed"], row["cancel_requested"])
+            if row["changed"]:
+                changes.moved(row, ran=False)
+            if row["cancel_requested"]:
+                changes.cancels.add(row["id"])
+        if not any(row["changed"] for row in rows):
             named = set(job_ids)
-            return sorted(found.values(), key=lambda each: each.id not in named)
+            changes.answers = sorted(found.values(), key=lambda each: each.job_id not in named)
+            return changes
 
 
 # failed → queued under the same id; attempts start over. With a key it waits for its turn like any other.
@@ -120,18 +117,20 @@ WITH held AS MATERIALIZED (
 """
     + EVENT_AND_OUTBOX
     + tally("revived", state="'failed'", sign="-")
-    + "SELECT id, state, queue, lane, true AS changed, concurrency_key AS key FROM revived"
+    + f"SELECT {MOVED} FROM revived"
 )
 
 
-async def revive(database: Database, job_id: str, tenant: str) -> Steered | None:
-    """failed → queued; None when the job is not a failed one of this tenant."""
-    return next(iter(await revive_all(database, [job_id], tenant)), None)
+async def revive(database: Runner, job_ids: Sequence[str], tenant: str) -> Changes[str]:
+    """failed → queued, for those that are failed ones of this tenant; answers their ids."""
+    return _moved(await database.fetch(REVIVE, job_ids, tenant))
 
 
-async def revive_all(database: Runner, job_ids: Sequence[str], tenant: str) -> list[Steered]:
-    """failed → queued, for those that are failed ones of this tenant."""
-    return [Steered(**record) for record in await database.fetch(REVIVE, job_ids, tenant)]
+def _moved(rows: Sequence[Mapping[str, Any]]) -> Changes[str]:
+    changes = Changes([row["id"] for row in rows])
+    for row in rows:
+        changes.moved(row, ran=False)
+    return changes
 
 
 # failed → dismissed: an operator gave up on it.
@@ -154,13 +153,13 @@ WITH held AS MATERIALIZED (
     + EVENT_AND_OUTBOX
     + tally("dismissed")
     + tally("dismissed", state="'failed'", sign="-", name="untallied")
-    + "SELECT id, state, queue, lane, true AS changed FROM dismissed"
+    + f"SELECT {MOVED} FROM dismissed"
 )
 
 
-async def dismiss_all(database: Runner, job_ids: Sequence[str], tenant: str) -> list[Steered]:
-    """failed → dismissed, for those that are failed ones of this tenant."""
-    return [Steered(**record) for record in await database.fetch(DISMISS, job_ids, tenant)]
+async def dismiss(database: Runner, job_ids: Sequence[str], tenant: str) -> Changes[str]:
+    """failed → dismissed, for those that are failed ones of this tenant; answers their ids."""
+    return _moved(await database.fetch(DISMISS, job_ids, tenant))
 
 
 DELETE = (
@@ -195,19 +194,19 @@ SELECT id FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2 AND completed_at
 """
 
 
-async def delete(database: Database, job_id: str, tenant: str) -> bool:
-    """Remove a terminal job and all it owns; False when it is not terminal or not there."""
+async def delete(database: Database, job_ids: Sequence[str], tenant: str) -> Changes[str]:
+    """Remove the terminal ones among these jobs, and all they own; answers their ids."""
     async with database.transaction() as connection:
-        return bool(await delete_all(connection, [job_id], tenant))
+        return await delete_in(connection, job_ids, tenant)
 
 
-async def delete_all(connection: Runner, job_ids: Sequence[str], tenant: str) -> list[str]:
-    """Remove the terminal ones among these jobs, and all they own; in the caller's transaction."""
-    return await delete_locked(connection, await connection.fetch(LOCK_ENDED, job_ids, tenant))
+async def delete_in(connection: Runner, job_ids: Sequence[str], tenant: str) -> Changes[str]:
+    """The same, in the caller's transaction."""
+    locked = await connection.fetch(LOCK_ENDED, job_ids, tenant)
+    return await delete_locked(connection, [row["id"] for row in locked])
 
 
-async def delete_locked(connection: Runner, locked: Sequence[asyncpg.Record]) -> list[str]:
-    """The same for jobs whose rows this transaction holds already."""
-    if not locked:
-        return []
-    return [row["id"] for row in await connection.fetch(DELETE, [row["id"] for row in locked])]
+async def delete_locked(connection: Runner, locked: Sequence[str]) -> Changes[str]:
+    """The same for ended jobs whose rows this transaction holds already."""
+    gone = [row["id"] for row in await connection.fetch(DELETE, locked)] if locked else []
+    return Changes(gone, jobs=set(gone))

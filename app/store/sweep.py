@@ -8,16 +8,18 @@ until those who hold them had their turn. A database that only hangs is no outag
 given up by the second look that finds it expired, and in between the database answered for long enough to renew it.
 """
 
-from collections import deque
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-
-import asyncpg
+from typing import Any
 
 from app.store import locks
+from app.store.changes import Changes, Failure
 from app.store.database import Database
-from app.store.tail import EVENT_AND_OUTBOX
+from app.store.tail import EVENT_AND_OUTBOX, MOVED
 from app.store.tallies import tally
+from app.telemetry import SWEPT
 
 BATCH = 500
 ONE_AT_A_TIME = locks.try_lock(locks.SWEEP)
@@ -93,7 +95,7 @@ WITH lost AS MATERIALIZED (
 """
     + EVENT_AND_OUTBOX
     + tally("rescued")
-    + "SELECT id, state, queue, lane, concurrency_key AS key, has_dependents, kind, attempt, error FROM rescued"
+    + f"SELECT {MOVED}, kind, attempt, error FROM rescued"
 )
 
 # loading, working → stale: the holder of a key lost its lease, and its queue lets the next one run. With the
@@ -125,7 +127,7 @@ WITH lost AS MATERIALIZED (
 """
     + EVENT_AND_OUTBOX
     + tally("superseded")
-    + "SELECT id, state, queue, lane, concurrency_key AS key, has_dependents FROM superseded"
+    + f"SELECT {MOVED} FROM superseded"
 )
 
 # queued, loading, working → expired; a running worker finds its lease gone. One probe per queue that has deadlines
@@ -162,7 +164,7 @@ WITH RECURSIVE first AS (
 """
     + EVENT_AND_OUTBOX
     + tally("expired")
-    + "SELECT id, state, queue, lane, concurrency_key AS key, has_dependents FROM expired"
+    + f"SELECT {MOVED} FROM expired"
 )
 
 # loading, working → cancelled: the grace is over and the worker did not confirm. It is fenced off.
@@ -188,7 +190,7 @@ WITH overdue AS MATERIALIZED (
 """
     + EVENT_AND_OUTBOX
     + tally("cancelled")
-    + "SELECT id, state, queue, lane, concurrency_key AS key, has_dependents FROM cancelled"
+    + f"SELECT {MOVED} FROM cancelled"
 )
 
 # The end of a look: when that is, and whether leases had run out when it began that no look before had found so.
@@ -260,49 +262,56 @@ class Watchfulness:
 
 @dataclass(slots=True)
 class Swept:
-    """The jobs that one round moved, as (id, state, queue, lane, key, has_dependents)."""
+    """What one round moved, by verb, and when it is to go on."""
 
-    rescued: list[asyncpg.Record]
-    superseded: list[asyncpg.Record]
-    expired: list[asyncpg.Record]
-    cancelled: list[asyncpg.Record]
-    full: bool
+    changes: Changes[None] = field(default_factory=Changes)
+    moved: Counter[str] = field(default_factory=Counter)
+    # There may be more.
+    full: bool = False
     # For how long still nothing is rescued or superseded.
     blind_seconds: float = 0.0
     # Leases were found expired that are given up by the next look if they still are.
     unconfirmed: bool = False
 
-    @property
-    def jobs(self) -> list[asyncpg.Record]:
-        return [*self.rescued, *self.superseded, *self.expired, *self.cancelled]
+    def take(self, verb: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        if not rows:
+            return
+        for row in rows:
+            self.changes.moved(row, ran=True)
+        self.moved[verb] += len(rows)
+        self.changes.count(SWEPT, verb, by=len(rows))
+        self.full |= len(rows) == BATCH
 
 
 async def sweep(
     database: Database, *, cancel_grace_seconds: float, watchfulness: Watchfulness | None = None
 ) -> Swept | None:
     """One round over everything that is overdue; None when another replica is at it."""
-    blind_seconds = 0.0
+    swept = Swept()
     lost_before: datetime | None = None
-    unconfirmed = False
-    rescued: list[asyncpg.Record] = []
-    superseded: list[asyncpg.Record] = []
     async with database.transaction() as connection:
         [clock] = await connection.fetch(CLOCK)
         if watchfulness is not None:
-            blind_seconds = watchfulness.look(clock["now"], clock["started"])
+            swept.blind_seconds = watchfulness.look(clock["now"], clock["started"])
             lost_before = watchfulness.lost_before(clock["now"])
         if not await connection.fetchval(ONE_AT_A_TIME):
             return None
-        cancelled = await connection.fetch(END_GRACE, BATCH, cancel_grace_seconds)
+        swept.take("cancel", await connection.fetch(END_GRACE, BATCH, cancel_grace_seconds))
         expired = await connection.fetch(EXPIRE, BATCH)
-        if blind_seconds == 0:
+        swept.take("expire", expired)
+        if swept.blind_seconds == 0:
             rescued = await connection.fetch(RESCUE, BATCH, lost_before)
-            superseded = await connection.fetch(SUPERSEDE, BATCH, lost_before)
+            swept.take("rescue", rescued)
+            swept.changes.failed = [
+                Failure(row["id"], row["kind"], row["queue"], row["attempt"], row["error"])
+                for row in rescued
+                if row["state"] == "failed"
+            ]
+            swept.take("supersede", await connection.fetch(SUPERSEDE, BATCH, lost_before))
         if watchfulness is not None:
             [end] = await connection.fetch(END_LOOK, lost_before, clock["now"])
             watchfulness.looked(clock["now"], end["now"])
-            unconfirmed = end["unconfirmed"]
+            swept.unconfirmed = end["unconfirmed"]
     # Where queues share what expires, one's part may be full long before the batch is.
-    shared = len({job["queue"] for job in expired}) > 1
-    full = shared or BATCH in (len(cancelled), len(expired), len(rescued), len(superseded))
-    return Swept(rescued, superseded, expired, cancelled, full, blind_seconds, unconfirmed)
+    swept.full |= len({job["queue"] for job in expired}) > 1
+    return swept

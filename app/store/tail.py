@@ -5,6 +5,9 @@ webhook_events)` and appends EVENT_AND_OUTBOX: the event, the outbox row and the
 removes jobs names them `gone (id, created_at, updated_at)` and appends ALL_IT_OWNED.
 """
 
+# What `Changes.moved` needs to know of each job that a statement moved.
+MOVED = "id, state, queue, lane, concurrency_key AS key, has_dependents, ready_at IS NOT NULL AS ready"
+
 # One row a statement, however many jobs it moved: what the feed over all jobs reads, in the order of commits.
 ANNOUNCED = """
 , announced AS (

@@ -8,6 +8,7 @@ import asyncpg
 import orjson
 
 from app.jobs.lanes import TARGET_ASLEEP
+from app.store.changes import Changes
 from app.store.database import Database
 from app.store.tables import Target, columns_of
 
@@ -131,13 +132,15 @@ WITH asleep AS MATERIALIZED (
 )
 UPDATE jobs AS j SET ready_at = NULL, run_at = 'infinity', reason = '{TARGET_ASLEEP}', updated_at = now()
 FROM asleep WHERE j.id = asleep.id
-RETURNING j.id
+RETURNING j.id, j.concurrency_key AS key
 """
 
 
-async def park(database: Database, queue: str, lanes: Sequence[str], limit: int = 1000) -> list[str]:
-    """Hold back jobs whose targets are asleep; returns their ids."""
-    return [row["id"] for row in await database.fetch(PARK, queue, list(lanes), limit)]
+async def park(database: Database, queue: str, lanes: Sequence[str], limit: int = 1000) -> Changes[str]:
+    """Hold back jobs whose targets are asleep; answers their ids. They give up the places of their keys."""
+    rows = await database.fetch(PARK, queue, list(lanes), limit)
+    ids = [row["id"] for row in rows]
+    return Changes(ids, jobs=set(ids), keys={(queue, row["key"]) for row in rows if row["key"] is not None})
 
 
 _PARKED = f"state = 'queued' AND ready_at IS NULL AND reason = '{TARGET_ASLEEP}'"
@@ -157,22 +160,25 @@ WITH woken AS MATERIALIZED (
         gate = CASE WHEN j.concurrency_key IS NOT NULL THEN 'key' END,
         reason = CASE WHEN j.concurrency_key IS NOT NULL THEN 'key_busy' END
     FROM woken WHERE j.id = woken.id
-    RETURNING j.id, j.queue, j.lane
+    RETURNING j.id, j.queue, j.lane, j.concurrency_key AS key
 )
-SELECT queue, lane, max(id) AS last FROM ready GROUP BY queue, lane
+SELECT queue, lane, key, max(id) AS last FROM ready GROUP BY queue, lane, key
 """
 UNPARK_BATCH = 1000
 
 
-async def unpark(database: Database) -> AsyncIterator[list[tuple[str, str]]]:
-    """A target answered: all that waited for one is claimable. Tells the (queue, lane) pairs batch by batch.
+async def unpark(database: Database) -> AsyncIterator[Changes[None]]:
+    """A target answered: all that waited for one is claimable, or in line for its key. Told batch by batch.
 
     Each job is visited once, in the order of the ids: those that only another target could serve are held back
     again meanwhile.
     """
     after = ""
     while rows := await database.fetch(UNPARK, after, UNPARK_BATCH):
-        yield [(row["queue"], row["lane"]) for row in rows]
+        yield Changes(
+            work={(row["queue"], row["lane"]) for row in rows if row["key"] is None},
+            keys={(row["queue"], row["key"]) for row in rows if row["key"] is not None},
+        )
         after = max(row["last"] for row in rows)
 
 

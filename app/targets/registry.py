@@ -27,6 +27,7 @@ from app.outbound import GuardedClient, OutboundError
 from app.outbound.stream import StreamingClient
 from app.secretbox import SecretBox, SecretBoxError
 from app.store import targets as store
+from app.store.changes import Changes
 from app.store.database import Database
 from app.targets.config import ECHO_NAME, TargetConfig, TargetFields, same_server
 from app.targets.inventory import Inventory, ollama_inventory, openai_inventory
@@ -47,7 +48,7 @@ FIRST_WAKE_SECONDS = 5.0
 MOST_WAKE_SECONDS = 300.0
 MAX_INVENTORY_BYTES = 8 * 1024 * 1024
 
-OnReady = Callable[[list[tuple[str, str]]], None]
+OnReady = Callable[[Changes[None]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,13 +291,13 @@ class Registry:
 
     async def unpark(self) -> None:
         """Let go of what was held back while targets were asleep, and tell where there is work."""
-        self._ready([])
-        async for work in store.unpark(self._database):
-            self._ready(work)
+        self._ready(Changes())
+        async for changes in store.unpark(self._database):
+            self._ready(changes)
 
-    def _ready(self, work: list[tuple[str, str]]) -> None:
+    def _ready(self, changes: Changes[None]) -> None:
         for callback in self._on_ready:
-            callback(work)
+            callback(changes)
 
     def changed(self) -> None:
         for callback in self._on_change:

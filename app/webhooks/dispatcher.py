@@ -22,6 +22,7 @@ from app.events.hub import Hub
 from app.loops.batcher import Batcher
 from app.loops.loop import Loop
 from app.store import outbox
+from app.store.changes import Changes
 from app.store.database import Database
 from app.store.outbox import Try, Wanted
 from app.telemetry import WEBHOOK_CIRCUITS, WEBHOOK_SECONDS, WEBHOOK_TRIES, WEBHOOKS_IN_FLIGHT
@@ -69,8 +70,7 @@ class Dispatcher:
         self._recorder: Batcher[Try, asyncpg.Record | None] = Batcher(self._flush, max_weight=MAX_RECORD)
         self._loop = Loop("webhooks", self._round, interval=poll_seconds)
         self._keeper = Loop("webhook-leases", self._renew, interval=RENEW_SECONDS)
-        hub.on_webhooks(self._written)
-        hub.on_jobs(self._changed)
+        hub.subscribe(self._heard)
 
     def start(self) -> None:
         self._loop.start()
@@ -91,34 +91,34 @@ class Dispatcher:
         if self._held:
             await self._let_go([(job_id, seq, tries) for (job_id, seq), (tries, _) in self._held.items()])
 
-    def hasten(self, host: str) -> None:
+    def _hasten(self, host: str) -> None:
         """Something for this receiver has just become due."""
         self._due[host] = None
         self._loop.wake()
 
     # -- hints ---------------------------------------------------------------------------------------------
 
-    def _written(self, jobs: Iterable[tuple[str, str]]) -> None:
-        for job_id, url in jobs:
+    def _heard(self, changes: Changes[Any]) -> None:
+        for host in changes.receivers:
+            self._hasten(host)
+        for job_id, url in changes.webhooks:
             host = host_of(url)
             if job_id not in self._jobs and len(self._jobs) >= MAX_JOBS:
                 del self._jobs[next(iter(self._jobs))]
             self._jobs[job_id] = host
             self._hint(job_id, host)
-
-    def _changed(self, job_ids: Iterable[str]) -> None:
         if self._jobs:
-            for job_id in job_ids:
-                host = self._jobs.get(job_id)
-                if host is not None:
-                    self._hint(job_id, host)
+            for job_id in changes.jobs:
+                known = self._jobs.get(job_id)
+                if known is not None:
+                    self._hint(job_id, known)
 
     def _hint(self, job_id: str, host: str) -> None:
         """Something was written for this job. While its chain runs nothing can be claimed: a note will do."""
         if job_id in self._active:
             self._active[job_id] = True
         else:
-            self.hasten(host)
+            self._hasten(host)
 
     # -- claiming ------------------------------------------------------------------------------------------
 
