@@ -1,0 +1,215 @@
+"""The jobs, one row each, updated a few times: so it has few indexes, nearly all partial."""
+
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlmodel import Field, SQLModel
+
+from app.jobs.states import LIVE, TERMINAL, State
+from app.store.tables.columns import ID, NOW, column, count, flag, key, seconds, text, time
+
+
+def _states(states: frozenset[State]) -> str:
+    return ", ".join(f"'{state}'" for state in sorted(states))
+
+
+IS_LIVE = sa.text(f"state IN ({_states(LIVE)})")
+IS_TROUBLED = sa.text(f"state IN ({_states(TERMINAL - {State.DONE})})")
+IS_CLAIMABLE = sa.text("state = 'queued' AND ready_at IS NOT NULL")
+IS_WAITING = sa.text("state = 'queued' AND ready_at IS NULL AND gate IS NULL")
+IS_GATED = sa.text("state = 'queued' AND gate IS NOT NULL")
+IS_ASLEEP = sa.text("state = 'queued' AND ready_at IS NULL AND reason = 'target_asleep'")
+IS_FAIR = sa.text(f"{IS_CLAIMABLE.text} AND fair_value IS NOT NULL")
+# Takes one of its key's places: it runs, or could be claimed any moment.
+HOLDS_ITS_KEY = sa.text(
+    f"concurrency_key IS NOT NULL AND (state IN ('loading', 'working') OR ({IS_CLAIMABLE.text}))"
+)
+
+
+class Job(SQLModel, table=True):
+    __tablename__ = "jobs"
+    __table_args__ = (
+        sa.CheckConstraint(f"state IN ({_states(frozenset(State))})", name="jobs_state_is_known"),
+        sa.CheckConstraint(
+            f"(completed_at IS NOT NULL) = (state IN ({_states(TERMINAL)}))",
+            name="jobs_completed_at_iff_terminal",
+        ),
+        # The claim: one queue, one lane, best rank first, then first come first served.
+        sa.Index(
+            "jobs_claimable",
+            "queue",
+            "lane",
+            sa.text("rank DESC"),
+            "ready_at",
+            "id",
+            postgresql_where=IS_CLAIMABLE,
+        ),
+        # What waits for a moment (scheduled, backing off); never in the claim's way.
+        sa.Index("jobs_waiting", "queue", "run_at", postgresql_where=IS_WAITING),
+        # What waits for something other than time: its key's turn, other jobs. Next of a key comes first.
+        sa.Index(
+            "jobs_gated",
+            "queue",
+            "gate",
+            "concurrency_key",
+            sa.text("rank DESC"),
+            "id",
+            postgresql_where=IS_GATED,
+        ),
+        sa.Index("jobs_key_holders", "queue", "concurrency_key", postgresql_where=HOLDS_ITS_KEY),
+        sa.Index(
+            "jobs_stale_by_key",
+            "queue",
+            "concurrency_key",
+            postgresql_where=sa.text("state = 'stale' AND concurrency_key IS NOT NULL"),
+        ),
+        # The claim of a queue with fair_by: value by value.
+        sa.Index(
+            "jobs_fair",
+            "queue",
+            "lane",
+            sa.text("rank DESC"),
+            "fair_value",
+            "ready_at",
+            "id",
+            postgresql_where=IS_FAIR,
+        ),
+        # Newest first by state; also finds the running ones for rescue and heartbeat bookkeeping.
+        sa.Index("jobs_live", "state", "id", postgresql_where=IS_LIVE),
+        sa.Index("jobs_troubled", "state", "id", postgresql_where=IS_TROUBLED),
+        sa.Index("jobs_by_queue", "queue", "id"),
+        # Newest first by model. Jobs without a model, where a microsecond counts, pay nothing for it.
+        sa.Index("jobs_by_model", "tenant", "model", "id", postgresql_where=sa.text("model IS NOT NULL")),
+        sa.Index(
+            "jobs_deadlines",
+            "queue",
+            "deadline",
+            postgresql_where=sa.text(f"deadline IS NOT NULL AND {IS_LIVE.text}"),
+        ),
+        sa.Index("jobs_parent", "parent_id", postgresql_where=sa.text("parent_id IS NOT NULL")),
+        sa.Index(
+            "jobs_concurrency_key",
+            "queue",
+            "concurrency_key",
+            postgresql_where=sa.text(f"concurrency_key IS NOT NULL AND {IS_LIVE.text}"),
+        ),
+        sa.Index(
+            "jobs_metadata",
+            "metadata",
+            postgresql_using="gin",
+            postgresql_ops={"metadata": "jsonb_path_ops"},
+            postgresql_where=sa.text("metadata IS NOT NULL"),
+        ),
+        sa.Index("jobs_asleep", "id", postgresql_where=IS_ASLEEP),
+        # Which targets are needed, however many jobs wait for them.
+        sa.Index("jobs_asleep_lanes", "lane", postgresql_where=IS_ASLEEP),
+        sa.Index(
+            "jobs_unbooked",
+            "completed_at",
+            postgresql_where=sa.text("usage IS NOT NULL AND NOT usage_booked AND completed_at IS NOT NULL"),
+        ),
+    )
+
+    id: str = key(ID)
+    tenant: str = text(null=False)
+    queue: str = text(null=False)
+    lane: str = text(null=False)
+    kind: str = text(null=False)
+    state: str = text(null=False)
+    reason: str | None = text()
+    priority: int = count(kind=sa.SmallInteger)
+    # A caller who waits on the line goes before batch work of the same priority.
+    interactive: bool = flag()
+    rank: int | None = Field(
+        default=None,
+        sa_column=sa.Column(
+            sa.SmallInteger,
+            sa.Computed("(priority * 2 + interactive::int)::smallint", persisted=True),
+            nullable=False,
+        ),
+    )
+    model: str | None = text()
+    target: str | None = text()
+    runs_on: str | None = text()
+    # Text, not json: what came in goes out, byte for byte.
+    payload: str = text(null=False)
+    result: str | None = text()
+    error: str | None = text()
+    progress: str | None = text()
+    usage: str | None = text()
+    metadata_: dict[str, str] | None = Field(
+        default=None, sa_column=sa.Column("metadata", JSONB, nullable=True)
+    )
+    attempt: int = count()
+    max_attempts: int = count(5)
+    deferrals: int = count()
+    backoff_seconds: list[float] | None = column(ARRAY(sa.Float))
+    max_duration_seconds: float | None = seconds()
+    created_at: datetime = time(null=False, server_default=NOW)
+    updated_at: datetime = time(null=False, server_default=NOW)
+    run_at: datetime = time(null=False, server_default=NOW)
+    # Since when it may be claimed; NULL while something holds it back.
+    ready_at: datetime | None = time()
+    entered_at: datetime = time(null=False, server_default=NOW)
+    started_at: datetime | None = time()
+    completed_at: datetime | None = time()
+    deadline: datetime | None = time()
+    queued_seconds: float = seconds(null=False)
+    loading_seconds: float = seconds(null=False)
+    working_seconds: float = seconds(null=False)
+    worker: str | None = text()
+    lease_token: str | None = text()
+    lease_seconds: float | None = seconds()
+    lease_expires_at: datetime | None = time()
+    # When this attempt must be over; the lease is never renewed past it.
+    attempt_expires_at: datetime | None = time()
+    cancel_requested_at: datetime | None = time()
+    cancel_reason: str | None = text()
+    # Fingerprint of the last settlement, so that the very same one sent twice is answered alike.
+    settlement: str | None = text()
+    concurrency_key: str | None = text()
+    # What holds a queued job back beside time: `key` (its key is busy) or `waiting_for` (other jobs).
+    gate: str | None = text()
+    # Whose turn it takes in a queue with fair_by.
+    fair_value: str | None = text()
+    on_dependency_failure: str | None = text()
+    # Some job waits for the end of this one.
+    has_dependents: bool = flag()
+    parent_id: str | None = column(ID)
+    webhook_url: str | None = text()
+    webhook_events: list[str] | None = column(ARRAY(sa.Text))
+    webhook_secret: bytes | None = column(sa.LargeBinary)
+    request_id: str | None = text()
+    traceparent: str | None = text()
+    tracestate: str | None = text()
+    seq: int = count()
+    # What payload and result of an LLM job are written in.
+    dialect: str = text(null=False, server_default=sa.text("'ollama'"))
+    # Its usage stands in the ledger.
+    usage_booked: bool = flag()
+
+
+class Dependency(SQLModel, table=True):
+    """One thing that a job still waits for; gone once its end has been followed."""
+
+    __tablename__ = "dependencies"
+    __table_args__ = (sa.Index("dependencies_depends_on", "depends_on"),)
+
+    job_id: str = key(ID)
+    depends_on: str = key(ID)
+    # The state in which it ended, where it was removed before that.
+    outcome: str | None = text()
+
+
+class IdempotencyKey(SQLModel, table=True):
+    """Which jobs a key made, and from which request."""
+
+    __tablename__ = "idempotency_keys"
+    __table_args__ = (sa.Index("idempotency_keys_age", "created_at"),)
+
+    tenant: str = key()
+    key: str = key()
+    fingerprint: bytes = column(sa.LargeBinary, null=False)
+    job_ids: str = text(null=False)
+    created_at: datetime = time(null=False, server_default=NOW)

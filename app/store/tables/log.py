@@ -1,0 +1,141 @@
+"""What happened to jobs, and who is told: append-heavy, on the same statement as the state change they tell of."""
+
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlmodel import Field, SQLModel
+
+from app.store.tables.columns import BLANK, ID, NOW, TIME, column, count, key, text, time
+
+
+class Event(SQLModel, table=True):
+    """The append-only log of a job; `seq` is given out under the job row's lock, so it has no gaps."""
+
+    __tablename__ = "events"
+
+    job_id: str = key(ID)
+    seq: int = key(sa.Integer)
+    type: str = text(null=False)
+    state: str = text(null=False)
+    reason: str | None = text()
+    data: str | None = text()
+    at: datetime = time(null=False, server_default=NOW)
+
+
+class Chatter(SQLModel, table=True):
+    """What runs say (output, progress, logs), by day: old days are dropped, whatever became of the job."""
+
+    __tablename__ = "chatter"
+    __table_args__ = ({"postgresql_partition_by": "RANGE (at)"},)
+
+    job_id: str = key(ID)
+    seq: int = key(sa.Integer)
+    type: str = text(null=False)
+    state: str = text(null=False)
+    reason: str | None = text()
+    data: str | None = text()
+    at: datetime = key(TIME, server_default=NOW)
+
+
+ANNOUNCEMENT_IDS = sa.Sequence("announcements_id_seq", metadata=SQLModel.metadata)
+
+
+class Announcement(SQLModel, table=True):
+    """Which events one statement wrote, by its transaction: read in the order in which they became certain."""
+
+    __tablename__ = "announcements"
+    __table_args__ = ({"postgresql_partition_by": "RANGE (at)"},)
+
+    xid: int = Field(
+        sa_column=sa.Column(
+            sa.BigInteger, primary_key=True, server_default=sa.text("pg_current_xact_id()::text::bigint")
+        )
+    )
+    id: int = Field(
+        sa_column=sa.Column(
+            sa.BigInteger, ANNOUNCEMENT_IDS, primary_key=True, server_default=ANNOUNCEMENT_IDS.next_value()
+        )
+    )
+    job_ids: list[str] = column(ARRAY(ID), null=False)
+    seqs: list[int] = column(ARRAY(sa.Integer), null=False)
+    at: datetime = key(TIME, server_default=NOW)
+
+
+class Delivery(SQLModel, table=True):
+    """The webhook outbox: written in the same commit as the state change."""
+
+    __tablename__ = "deliveries"
+    __table_args__ = (
+        # One receiver's part of the index at a time: a backlog of one never stands in another's way. The second
+        # condition of these two, always true, keeps the planner from walking all of one where a probe into the
+        # other is meant: that seems free to it whenever statistics were taken while nothing was pending.
+        sa.Index(
+            "deliveries_due",
+            "host",
+            "next_try_at",
+            postgresql_where=sa.text("state = 'pending' AND host >= ''"),
+        ),
+        sa.Index(
+            "deliveries_pending_by_job",
+            "job_id",
+            "seq",
+            postgresql_where=sa.text("state = 'pending' AND seq >= 0"),
+        ),
+        sa.Index(
+            "deliveries_troubled",
+            "job_id",
+            "seq",
+            postgresql_where=sa.text("state IN ('given_up', 'refused')"),
+        ),
+    )
+
+    job_id: str = key(ID)
+    seq: int = key(sa.Integer)
+    type: str = text(null=False)
+    state: str = text(null=False, server_default=sa.text("'pending'"))
+    tries: int = count()
+    last_status: int | None = column(sa.Integer)
+    last_error: str | None = text()
+    created_at: datetime = time(null=False, server_default=NOW)
+    next_try_at: datetime = time(null=False, server_default=NOW)
+    delivered_at: datetime | None = time()
+    # Host and port of the receiver, as they stand in the job's URL.
+    host: str = text(null=False, server_default=BLANK)
+    # Being sent now, by a process that renews this; no index knows it, so claiming stays on the row's page.
+    leased_until: datetime | None = time()
+
+
+class Artifact(SQLModel, table=True):
+    __tablename__ = "artifacts"
+
+    job_id: str = key(ID)
+    name: str = key()
+    content_type: str = text(null=False)
+    size: int = column(sa.BigInteger, null=False)
+    # Small ones lie here: text as `content`, so that the job's document can show it, the rest as `data`.
+    data: bytes | None = column(sa.LargeBinary)
+    location: str | None = text()
+    created_at: datetime = time(null=False, server_default=NOW)
+    content: str | None = text()
+    etag: str | None = text()
+
+
+class ArtifactChunk(SQLModel, table=True):
+    """The bytes of larger artifacts, where no folder or bucket is configured for them."""
+
+    __tablename__ = "artifact_chunks"
+
+    upload_id: str = key(ID)
+    number: int = key(sa.Integer)
+    data: bytes = column(sa.LargeBinary, null=False)
+
+
+class ArtifactTrash(SQLModel, table=True):
+    """Bytes that nothing refers to: to be removed when due. An upload begins here and is taken out at its end."""
+
+    __tablename__ = "artifact_trash"
+    __table_args__ = (sa.Index("artifact_trash_due", "due_at"),)
+
+    location: str = key()
+    due_at: datetime = time(null=False, server_default=NOW)

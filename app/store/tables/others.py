@@ -1,0 +1,96 @@
+"""Who calls, who works, and where models run."""
+
+from datetime import date, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlmodel import Field, SQLModel
+
+from app.store.tables.columns import EMPTY, ID, NOW, column, count, flag, key, seconds, text, time
+
+
+class Tenant(SQLModel, table=True):
+    __tablename__ = "tenants"
+
+    name: str = key()
+    created_at: datetime = time(null=False, server_default=NOW)
+
+
+class ApiKey(SQLModel, table=True):
+    """A key is kept as its SHA-256 only."""
+
+    __tablename__ = "api_keys"
+
+    id: str = key(ID)
+    tenant: str = Field(sa_column=sa.Column(sa.Text, sa.ForeignKey("tenants.name"), nullable=False))
+    name: str = text(null=False)
+    hash: bytes = Field(sa_column=sa.Column(sa.LargeBinary, nullable=False, unique=True))
+    scopes: list[str] = column(ARRAY(sa.Text), null=False)
+    limits: dict[str, Any] = column(JSONB, null=False, server_default=EMPTY)
+    created_at: datetime = time(null=False, server_default=NOW)
+    expires_at: datetime | None = time()
+    last_used_at: datetime | None = time()
+
+
+class Target(SQLModel, table=True):
+    """A target, and what was last known of it. `settings` is NULL for one that the environment makes."""
+
+    __tablename__ = "targets"
+
+    name: str = key()
+    settings: dict[str, Any] | None = column(JSONB)
+    token: bytes | None = column(sa.LargeBinary)
+    inventory: dict[str, Any] | None = column(JSONB)
+    answered_at: datetime | None = time()
+    asleep_since: datetime | None = time()
+    warning: str | None = text()
+    # The affinity key of what was loaded last.
+    resident: str | None = text()
+    woken_at: datetime | None = time()
+    wake_tries: int = count()
+    created_at: datetime = time(null=False, server_default=NOW)
+    updated_at: datetime = time(null=False, server_default=NOW)
+
+
+class TargetHolding(SQLModel, table=True):
+    """How many of a target's slots a process holds; their sum never exceeds what the target has."""
+
+    __tablename__ = "target_holdings"
+
+    target: str = key()
+    holder: str = key()
+    slots: int = column(sa.Integer, null=False)
+    expires_at: datetime = time(null=False)
+    wanted: bool = flag()
+
+
+class UsageDay(SQLModel, table=True):
+    """The ledger: what each caller used of each model on each day (UTC)."""
+
+    __tablename__ = "usage_days"
+
+    tenant: str = key()
+    model: str = key()
+    day: date = Field(sa_column=sa.Column(sa.Date, primary_key=True))
+    jobs: int = count(kind=sa.BigInteger)
+    prompt_tokens: int = count(kind=sa.BigInteger)
+    completion_tokens: int = count(kind=sa.BigInteger)
+    load_seconds: float = seconds(null=False)
+    prefill_seconds: float = seconds(null=False)
+    decode_seconds: float = seconds(null=False)
+
+
+class WorkerPresence(SQLModel, table=True):
+    """Who is about; for operators only, never for correctness."""
+
+    __tablename__ = "workers"
+
+    tenant: str = key()
+    name: str = key()
+    queues: list[str] = column(ARRAY(sa.Text), null=False)
+    kinds: list[str] = column(ARRAY(sa.Text), null=False)
+    concurrency: int = count()
+    version: str | None = text()
+    started_at: datetime = time(null=False, server_default=NOW)
+    last_seen_at: datetime = time(null=False, server_default=NOW)
