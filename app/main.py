@@ -34,7 +34,6 @@ from app.api import (
     webhooks,
     workers,
 )
-from app.api.admission import Admission
 from app.api.edge import Edge
 from app.api.guard import Guard
 from app.api.house import House
@@ -54,6 +53,7 @@ from app.engine.queues import Queues
 from app.engine.room_watch import RoomWatch
 from app.engine.scribe import Scribe
 from app.engine.settler import Settler
+from app.engine.submission_checks import SubmissionChecks
 from app.engine.sweeper import Sweeper
 from app.engine.worker import Worker
 from app.errors import ForemanError, Unavailable
@@ -135,7 +135,11 @@ class Foreman:
         )
         listen_url = settings.listen_database_url or settings.database_url
         self.hub = Hub(self.database, listen_url if settings.listen == "on" else None, settings.poll_seconds)
-        self.queues = Queues(self.database, self.hub, settings)
+        self.outgoing = Outgoing(settings)
+        self.webhook_client = self.outgoing.client()
+        self.http_client = self.outgoing.client()
+        checks = SubmissionChecks(self.outgoing.policy, self.webhook_client, self.outgoing.box)
+        self.queues = Queues(self.database, self.hub, settings, checks)
         self.settler = Settler(self.database, self.hub)
         self.feed = Feed(self.hub.nudge)
         self.scribe = Scribe(self.database, self.hub, self.feed)
@@ -149,9 +153,6 @@ class Foreman:
         )
         self.artifacts = ArtifactStore(self.database, settings.artifacts_url)
         self.janitor = Janitor(self.database, self.artifacts, chatter_days=settings.chatter_days)
-        self.outgoing = Outgoing(settings)
-        self.webhook_client = self.outgoing.client()
-        self.http_client = self.outgoing.client()
         self.webhooks = WebhookDispatcher(
             self.database,
             self.hub,
@@ -205,7 +206,6 @@ class Foreman:
             Bulletin(self.database, settings.poll_seconds),
             self.artifacts,
             self.queues,
-            Admission(self.outgoing.policy, self.webhook_client, self.outgoing.box),
             self.webhooks,
             self.targets,
             Claimers(self.database),

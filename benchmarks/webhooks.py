@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from app.outbound import AddressPolicy, GuardedClient
-from app.webhooks.sign import new_secret, sign
+from app.jobs.signing import new_secret, sign
 from benchmarks.harness import Benchmark, Metric, System
 from benchmarks.http_client import AskingConnection, ask, connect, until_answering
 from benchmarks.lab import Lab

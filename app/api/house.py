@@ -5,7 +5,6 @@ from typing import cast
 
 from starlette.requests import Request
 
-from app.api.admission import Admission
 from app.api.lines import Lines
 from app.artifacts.store import ArtifactStore
 from app.config import Settings
@@ -43,7 +42,6 @@ class House:
     bulletin: Bulletin
     artifacts: ArtifactStore
     queues: Queues
-    admission: Admission
     dispatcher: Dispatcher
     targets: Registry
     claimers: Claimers

@@ -26,7 +26,7 @@ from app.jobs.states import TERMINAL, State
 from app.jobs.submission import NewJob, explain, invalid, parse_job
 from app.loops.off_loop import off_loop
 from app.store import read, steer
-from app.store.enqueue import Submission
+from app.store.idempotency import Submission
 from app.store.read import Filter
 
 router = direct_router("jobs")
@@ -43,7 +43,6 @@ async def submit(request: Request) -> Response:
     body = await read_body(request)
     tenant = tenant_of(request)
     job = await off_loop(len(body), parse_job, body, tenant, house.settings.max_json_depth)
-    await house.admission.admit([job])
     receipt = await house.intake.submit(await _submission(request, [job], body, tenant))
     job_id = receipt.job_ids[0]
     # Whoever waits now waits without it.
@@ -72,7 +71,6 @@ async def submit_batch(request: Request) -> Response:
     body = await read_body(request)
     tenant = tenant_of(request)
     jobs = await off_loop(len(body), _parse_jobs, body, tenant, house.settings.max_json_depth)
-    await house.admission.admit(jobs, is_batch=True)
     receipt = await house.intake.submit(await _submission(request, jobs, body, tenant, batch=True))
     answers = [answer._asdict() for answer in receipt.each()]
     headers = {"idempotency-replayed": "true"} if receipt.replayed else None

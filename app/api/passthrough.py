@@ -36,8 +36,8 @@ from app.jobs.lanes import llm_lane
 from app.jobs.states import LIVE
 from app.jobs.submission import NAME, AnyObject, NewJob, RunnerOptions, options_key
 from app.loops.off_loop import off_loop
-from app.store.enqueue import Receipt, Submission
 from app.store.events import NewEvent, Want
+from app.store.idempotency import Receipt, Submission
 from app.targets.config import ECHO_NAME
 from app.telemetry import PASSTHROUGH
 

@@ -18,6 +18,7 @@ from app.jobs.cron import check_cron, check_timezone
 from app.jobs.submission import NAME, explain, invalid, parse_job
 from app.loops.off_loop import off_loop
 from app.store import schedules
+from app.store.idempotency import Submission
 
 router = direct_router("operators")
 
@@ -58,8 +59,7 @@ async def put_schedule(request: Request) -> Response:
         if job.webhook_secret is not None:
             # A schedule is kept as it was written, and a secret must not be.
             raise invalid("webhook_secret", "cannot be kept in a schedule; its jobs are signed by the server")
-        await house.admission.admit([job])
-        await off_loop(len(body), house.intake.check, [job])
+        await house.intake.check(Submission([job], tenant))
     except ForemanError as problem:
         raise InvalidRequest(f"job: {problem.detail}", errors=problem.extra.get("errors", [])) from problem
     changes = await schedules.put(house.database, name, tenant, wanted.cron, wanted.timezone, body.decode())

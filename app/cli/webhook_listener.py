@@ -8,7 +8,7 @@ from typing import Any
 from rich.text import Text
 
 from app.cli.output import STATE_STYLES, Output, plain
-from app.webhooks.sign import SignatureInvalid, parse_secret, verify
+from app.jobs.signing import SignatureInvalid, parse_secret, verify
 from foreman_client.wire import decode, encode_for_people
 
 MAX_BODY_BYTES = 32 * 1024 * 1024

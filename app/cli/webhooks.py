@@ -96,7 +96,7 @@ def listen(
 ) -> None:
     """Receive webhooks on this machine, verify and show them."""
     from app.cli.webhook_listener import Listener, Showing
-    from app.webhooks.sign import new_secret
+    from app.jobs.signing import new_secret
 
     out = Output(as_json=json)
     secrets = [each.strip() for each in (secret or new_secret()).split(",") if each.strip()]

@@ -1,16 +1,17 @@
-"""The way in: submissions are checked by their queue's rules, gathered into one commit, and announced."""
+"""The way in: whether a submission may come in is decided here; then it is gathered into one commit, and announced."""
 
 from collections.abc import Sequence
 
+from app.engine.submission_checks import SubmissionChecks
 from app.errors import ForemanError
 from app.events.hub import Hub
 from app.jobs.submission import NewJob
 from app.loops.batcher import Batcher
 from app.loops.off_loop import off_loop
 from app.store import enqueue, read
-from app.store.admission import Admission
 from app.store.database import Database
-from app.store.enqueue import Receipt, Submission
+from app.store.idempotency import Receipt, Submission
+from app.store.managed import ManagedEnqueue
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
 from app.telemetry import REFUSED
@@ -26,12 +27,14 @@ class Intake:
         database: Database,
         hub: Hub,
         book: QueueBook,
+        checks: SubmissionChecks,
     ) -> None:
         self._database = database
         self._hub = hub
         self._book = book
+        self._checks = checks
         self._known_queues: Remembered[str, None] = Remembered()
-        self.admission = Admission(database, book)
+        self.managed = ManagedEnqueue(database, book)
         self._plain: Batcher[Submission, Receipt] = Batcher(
             self._flush,
             max_weight=MAX_ROWS,
@@ -40,19 +43,24 @@ class Intake:
         )
         # By a way of their own: whoever has to wait for a key's lock does not hold up the others.
         self._managed: Batcher[Submission, Receipt] = Batcher(
-            self._admit,
+            self._flush_managed,
             max_weight=MAX_ROWS,
             weight=lambda submission: len(submission.jobs),
             size=submission_bytes,
         )
 
     async def submit(self, submission: Submission) -> Receipt:
-        size = submission_bytes(submission)
-        if await off_loop(size, self.check, submission.jobs, batch=submission.batch):
-            return await self._managed.put(submission)
-        return await self._plain.put(submission)
+        managed = await self.check(submission)
+        return await (self._managed if managed else self._plain).put(submission)
 
-    def check(self, jobs: Sequence[NewJob], *, batch: bool = False) -> bool:
+    async def check(self, submission: Submission) -> bool:
+        """Refuse what may not come in; otherwise whether it must come in by the managed way."""
+        await self._checks.check(submission.jobs, is_batch=submission.batch)
+        return await off_loop(
+            submission_bytes(submission), self.apply_rules, submission.jobs, batch=submission.batch
+        )
+
+    def apply_rules(self, jobs: Sequence[NewJob], *, batch: bool = False) -> bool:
         """Apply the rules of their queues to jobs; whether they must come in by the managed way."""
         managed = False
         for index, job in enumerate(jobs):
@@ -79,9 +87,9 @@ class Intake:
         self._hub.announce(changes)
         return changes.answers
 
-    async def _admit(self, submissions: Sequence[Submission]) -> list[Receipt | Exception]:
+    async def _flush_managed(self, submissions: Sequence[Submission]) -> list[Receipt | Exception]:
         await self.know_queues(submissions)
-        changes = await self.admission.admit(submissions)
+        changes = await self.managed.enqueue(submissions)
         self._hub.announce(changes)
         return changes.answers
 

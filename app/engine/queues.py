@@ -11,6 +11,7 @@ from app.engine.promoter import Promoter
 from app.engine.pruner import Pruner
 from app.engine.reconciler import Reconciler
 from app.engine.scheduler import Scheduler
+from app.engine.submission_checks import SubmissionChecks
 from app.events.hub import Hub
 from app.jobs.queue_settings import usual_retention
 from app.store.census import Census
@@ -26,7 +27,7 @@ MAX_MEASURED = 200
 class Queues:
     """One per process. Starts before anybody claims or submits, stops after the last settlement."""
 
-    def __init__(self, database: Database, hub: Hub, settings: Settings) -> None:
+    def __init__(self, database: Database, hub: Hub, settings: Settings, checks: SubmissionChecks) -> None:
         self._database = database
         self._hub = hub
         self.book = QueueBook(database)
@@ -34,7 +35,7 @@ class Queues:
         self.claims = Claims(database, self.book)
         self.promoter = Promoter(database, hub, settings.poll_seconds)
         self.gatekeeper = Gatekeeper(database, hub, self.book, settings.sweep_seconds)
-        self.intake = Intake(database, hub, self.book)
+        self.intake = Intake(database, hub, self.book, checks)
         self.bookkeeper = Bookkeeper(database, hub, self.book)
         self.reconciler = Reconciler(database, hub, self.book, settings.sweep_seconds)
         self.usual_retention = usual_retention(settings.retention_days, settings.dead_letter_days)

@@ -21,10 +21,10 @@ from app.jobs.submission import MAX_METADATA_ENTRIES, NewJob, parse_job
 from app.loops.loop import Loop
 from app.loops.off_loop import off_loop
 from app.store import schedules
-from app.store.admission import Admitted
 from app.store.changes import Changes
 from app.store.database import Database
-from app.store.enqueue import Receipt, Submission
+from app.store.enqueue import Enqueued
+from app.store.idempotency import Receipt, Submission
 from app.store.schedules import Ticked
 from app.telemetry import TICKS
 
@@ -66,7 +66,7 @@ class Scheduler:
 
     async def _tick(self) -> bool:
         """Enqueue what one schedule is due for; False when none is."""
-        admitted: list[Admitted] = []
+        enqueued: list[Enqueued] = []
         async with self._database.transaction() as connection:
             schedule = await schedules.take_due(connection)
             if schedule is None:
@@ -83,25 +83,25 @@ class Scheduler:
                 await schedules.move_on(connection, schedule["name"], now + PUT_OFF, ticked)
                 return True
             for tick in ticks:
-                ticked = await self._enqueue(connection, schedule, tick, admitted)
+                ticked = await self._enqueue(connection, schedule, tick, enqueued)
                 TICKS.labels(ticked.outcome).inc()
             await schedules.move_on(connection, schedule["name"], following, ticked)
-        for each in admitted:
+        for each in enqueued:
             self._hub.announce(each)
         return True
 
     async def _enqueue(
-        self, connection: Any, schedule: asyncpg.Record, tick: datetime, admitted: list[Admitted]
+        self, connection: Any, schedule: asyncpg.Record, tick: datetime, enqueued: list[Enqueued]
     ) -> Ticked:
         """One job; what is wrong with it is remembered, and the schedule goes on."""
         try:
             size = len(schedule["job"])
             job = await off_loop(size, _job, schedule)
             submission = Submission([job], job.tenant)
-            await off_loop(size, self._intake.check, [job])
+            await off_loop(size, self._intake.apply_rules, [job])
             # A savepoint: what goes wrong with one job does not take the schedule with it.
             async with connection.transaction():
-                result = await self._intake.admission.admit_on(connection, [submission])
+                result = await self._intake.managed.enqueue_in(connection, [submission])
             receipt = result.answers[0]
             if not isinstance(receipt, Receipt):
                 raise receipt
@@ -112,7 +112,7 @@ class Scheduler:
         except Exception as problem:
             log.exception("scheduler.tick_failed", schedule=schedule["name"])
             return Ticked(tick, "error", error=type(problem).__name__)
-        admitted.append(result)
+        enqueued.append(result)
         answer = receipt.each()[0]
         return Ticked(tick, answer.outcome, answer.job_id)
 

@@ -1,171 +1,158 @@
 """enqueue: → queued. Many submissions, one statement, one commit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import asyncpg
+import orjson
+from sqlalchemy import Column
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql import ARRAY
 
-from app.errors import ForemanError, IdempotencyMismatch, InvalidRequest, JobTerminal, NotFound
+from app.errors import ForemanError, InvalidRequest, JobTerminal
 from app.jobs.retry import DEFAULT_MAX_ATTEMPTS
 from app.jobs.states import TERMINAL
 from app.jobs.submission import NewJob
 from app.store.changes import Changes
 from app.store.database import Database, Runner
+from app.store.idempotency import Receipt, Submission, first_answers, just_expired
+from app.store.tables import METADATA
+from app.store.tables.columns import Sent
 from app.store.tail import EVENT_AND_OUTBOX
 from app.telemetry import ENQUEUED
 
-
-@dataclass(slots=True)
-class Submission:
-    """Jobs that are accepted together or not at all, and the key that makes a second try harmless."""
-
-    jobs: list[NewJob]
-    tenant: str = "default"
-    idempotency_key: str | None = None
-    fingerprint: bytes | None = None
-    # Came as a list: what is wrong with one of the jobs is said with its index.
-    batch: bool = False
+# One answer for each submission.
+Enqueued = Changes[Receipt | Exception]
 
 
-class Answer(NamedTuple):
-    """What became of one job: its id, or that of the job which it was coalesced into."""
-
-    job_id: str
-    state: str = "queued"
-    outcome: str = "accepted"
+def _array_literal(values: Sequence[object] | None) -> str | None:
+    """Ragged arrays cannot be unnested; they travel as Postgres array literals (names and numbers only)."""
+    # Quoted, or a name such as null would be taken for no value at all.
+    return None if values is None else "{" + ",".join(f'"{value}"' for value in values) + "}"
 
 
-@dataclass(slots=True)
-class Receipt:
-    job_ids: list[str]
-    replayed: bool = False
-    # Only where not every job was simply accepted.
-    answers: list[Answer] | None = field(default=None, compare=False)
-
-    def each(self) -> list[Answer]:
-        return self.answers or [Answer(job_id) for job_id in self.job_ids]
+def _json(value: object) -> str | None:
+    return None if value is None else orjson.dumps(value).decode()
 
 
-def write_answers(answers: Sequence[Answer]) -> str:
-    """As kept with an idempotency key: ids, and what is worth saying beside."""
-    return " ".join(
-        each.job_id if each == Answer(each.job_id) else f"{each.job_id}:{each.state}:{each.outcome}"
-        for each in answers
-    )
+_POSTGRESQL = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 
-def read_answers(text: str) -> list[Answer]:
-    return [Answer(*each.split(":")) for each in text.split(" ")]
+class Input(NamedTuple):
+    """What is sent of every job: a column of the table (see `Sent`), or something that others are made of."""
+
+    name: str
+    kind: str
+    source: str = ""
+    usual: int | bool | None = None
+    shared: bool = False
+    encode: Callable[[Any], object] | None = None
 
 
-COLUMNS = (
-    ("id", "text"),
-    ("owner", "text"),
-    ("key", "text"),
-    ("fingerprint", "bytea"),
-    ("job_ids", "text"),
-    ("tenant", "text"),
-    ("queue", "text"),
-    ("lane", "text"),
-    ("kind", "text"),
-    ("priority", "smallint"),
-    ("interactive", "bool"),
-    ("model", "text"),
-    ("target", "text"),
-    ("payload", "text"),
-    ("metadata", "jsonb"),
-    ("max_attempts", "int"),
-    ("backoff_seconds", "text"),
-    ("max_duration_seconds", "float8"),
-    ("run_at", "timestamptz"),
-    ("delay_seconds", "float8"),
-    ("deadline", "timestamptz"),
-    ("deadline_seconds", "float8"),
-    ("parent_deadline", "timestamptz"),
-    ("parent_id", "text"),
-    ("webhook_url", "text"),
-    ("webhook_events", "text"),
-    ("webhook_secret", "bytea"),
-    ("request_id", "text"),
-    ("traceparent", "text"),
-    ("tracestate", "text"),
-    ("dialect", "text"),
-    # From here on: what the rules of the queue add (see admission).
-    ("concurrency_key", "text"),
-    ("fair_value", "text"),
-    ("gate", "text"),
-    ("on_dependency_failure", "text"),
-    ("depends_on", "jsonb"),
+def _of_table() -> Iterator[Input]:
+    for column in METADATA.tables["jobs"].columns:
+        sent: Sent | None = column.info.get("sent")
+        if sent is not None:
+            is_array = isinstance(column.type, ARRAY)
+            kind = "text" if is_array else _type_of(column)
+            encode = _array_literal if is_array else None
+            yield Input(column.name, kind, sent.source or column.name, sent.usual, sent.shared, encode)
+
+
+def _type_of(column: Column[Any]) -> str:
+    # Without the collation, which belongs to the column.
+    return column.type.compile(_POSTGRESQL).partition(" COLLATE")[0]
+
+
+OF_JOB = (
+    *_of_table(),
+    Input("delay_seconds", "float8", "delay_seconds"),
+    Input("deadline_seconds", "float8", "deadline_seconds"),
+    Input("depends_on", "jsonb", "depends_on", encode=_json),
 )
-NO_RULES = (None, None, None, None, None)
-# Where a job belongs: the same for most jobs of a batch, and then sent once instead of once per row.
-PLACE = range(5, 13)
+INPUTS = (
+    *OF_JOB,
+    # What its submission, its parent and the rules of its queue add.
+    Input("owner", "text"),
+    Input("key", "text"),
+    Input("fingerprint", "bytea"),
+    Input("job_ids", "text"),
+    Input("parent_deadline", "timestamptz"),
+    Input("gate", "text"),
+)
+_of_job = attrgetter(*(each.source for each in OF_JOB))
+SHARED = tuple(index for index, each in enumerate(INPUTS) if each.shared)
+_shared = itemgetter(*SHARED)
+_DEPENDS_ON = [each.name for each in INPUTS].index("depends_on")
 
 
 @dataclass(slots=True)
 class Rows:
-    """What is inserted, row by row; `columns` has it as arrays for unnest."""
+    """What is inserted, row by row; as arrays for unnest it goes to the database."""
 
     rows: list[tuple[object, ...]] = field(default_factory=list)
-
-    def columns(self) -> list[tuple[object, ...]]:
-        return list(zip(*self.rows, strict=True))
 
     def add(
         self,
         job: NewJob,
         submission: Submission,
         parent_deadline: datetime | None,
-        ruled: tuple[str | None, ...] = NO_RULES,
+        gate: str | None = None,
     ) -> None:
-        keyed = submission.idempotency_key is not None
-        first = keyed and submission.jobs[0] is job
-        # None stands for the usual value: a column that nobody uses is not sent at all.
-        row = (
-            job.id,
-            submission.jobs[0].id if keyed else None,
-            submission.idempotency_key if first else None,
-            submission.fingerprint if first else None,
-            " ".join(each.id for each in submission.jobs) if first else None,
-            job.tenant,
-            job.queue,
-            job.lane,
-            job.kind,
-            job.priority or None,
-            job.interactive or None,
-            job.model,
-            job.target,
-            job.payload,
-            job.metadata,
-            job.max_attempts,
-            None if job.backoff_seconds is None else _array_literal(job.backoff_seconds),
-            job.max_duration_seconds,
-            job.run_at,
-            job.delay_seconds,
-            job.deadline,
-            job.deadline_seconds,
-            parent_deadline,
-            job.parent_id,
-            job.webhook_url,
-            None if job.webhook_events is None else _array_literal(job.webhook_events),
-            job.sealed_webhook_secret,
-            job.request_id,
-            job.traceparent,
-            job.tracestate,
-            job.dialect,
-            *ruled,
+        more: tuple[object, ...] = (None, None, None, None, parent_deadline, gate)
+        if submission.idempotency_key is not None:
+            ids = [each.id for each in submission.jobs]
+            if submission.jobs[0] is job:
+                key = (submission.idempotency_key, submission.fingerprint, " ".join(ids))
+                more = (ids[0], *key, parent_deadline, gate)
+            else:
+                more = (ids[0], None, None, None, parent_deadline, gate)
+        self.rows.append(_of_job(job) + more)
+
+    def statement(self) -> tuple[str, list[object]]:
+        """The statement that inserts them, and what it is sent."""
+        columns = list(zip(*self.rows, strict=True))
+        used = tuple(
+            index for index, column in enumerate(columns) if column.count(INPUTS[index].usual) < len(column)
         )
-        self.rows.append(row)
+        place = _shared(self.rows[0])
+        one_place = all(_shared(row) == place for row in self.rows)
+        sent = [
+            columns[index][0]
+            if one_place and INPUTS[index].shared
+            else _encoded(INPUTS[index], columns[index])
+            for index in used
+        ]
+        return enqueue_statement(used, one_place=one_place), sent
 
 
-def _array_literal(values: Sequence[object]) -> str:
-    """Ragged arrays cannot be unnested; they travel as Postgres array literals (names and numbers only)."""
-    # Quoted, or a name such as null would be taken for no value at all.
-    return "{" + ",".join(f'"{value}"' for value in values) + "}"
+def _encoded(given: Input, values: tuple[object, ...]) -> tuple[object, ...]:
+    return values if given.encode is None else tuple(map(given.encode, values))
 
+
+# What is not stored as it is sent.
+MADE = {
+    "state": "'queued'",
+    "seq": "1",
+    "reason": """CASE WHEN gate = 'waiting_for' THEN gate WHEN due_at > now() THEN 'scheduled'
+             WHEN gate = 'key' THEN 'key_busy' END""",
+    "max_attempts": f"coalesce(max_attempts, {DEFAULT_MAX_ATTEMPTS})",
+    "run_at": "due_at",
+    "ready_at": "CASE WHEN due_at <= now() AND gate IS NULL THEN now() END",
+    "deadline": "least(deadline, now() + deadline_seconds * interval '1 second', parent_deadline)",
+    "dialect": "coalesce(dialect, 'ollama')",
+    "gate": "CASE WHEN gate = 'waiting_for' OR due_at <= now() THEN gate END",
+    "on_dependency_failure": "CASE WHEN depends_on IS NOT NULL THEN coalesce(on_dependency_failure, 'cancel') END",
+}
+STORED = {
+    name: MADE.get(name) or (f"{name}::{_type_of(column)}" if isinstance(column.type, ARRAY) else name)
+    for name, column in METADATA.tables["jobs"].columns.items()
+    if name in MADE or "sent" in column.info
+}
 
 # A job's run_at may lie in the past (then it is ready at once) or ahead (then the promoter readies it). The gates
 # stand in this order: other jobs, time, the key. What is not due yet does not stand in line for its key.
@@ -183,24 +170,8 @@ WITH input AS (
     RETURNING left(job_ids, 26) AS owner
 )
 , {inserted} AS (
-    INSERT INTO jobs (
-        id, tenant, queue, lane, kind, state, reason, priority, interactive, model, target, payload, metadata,
-        max_attempts, backoff_seconds, max_duration_seconds, run_at, ready_at, deadline, parent_id,
-        webhook_url, webhook_events, webhook_secret, request_id, traceparent, tracestate, seq, dialect,
-        concurrency_key, fair_value, gate, on_dependency_failure
-    )
-    SELECT
-        id, tenant, queue, lane, kind, 'queued',
-        CASE WHEN gate = 'waiting_for' THEN gate WHEN due_at > now() THEN 'scheduled'
-             WHEN gate = 'key' THEN 'key_busy' END,
-        coalesce(priority, 0), coalesce(interactive, false), model, target, payload, metadata,
-        coalesce(max_attempts, {max_attempts}), backoff_seconds::float8[], max_duration_seconds,
-        due_at, CASE WHEN due_at <= now() AND gate IS NULL THEN now() END,
-        least(deadline, now() + deadline_seconds * interval '1 second', parent_deadline), parent_id,
-        webhook_url, webhook_events::text[], webhook_secret, request_id, traceparent, tracestate, 1,
-        coalesce(dialect, 'ollama'),
-        concurrency_key, fair_value, CASE WHEN gate = 'waiting_for' OR due_at <= now() THEN gate END,
-        on_dependency_failure
+    INSERT INTO jobs ({stored})
+    SELECT {values}
     FROM input
     WHERE owner IS NULL OR owner IN (SELECT owner FROM keys)
     RETURNING id, seq, state AS type, state, 'enqueue' AS verb, NULL AS data, webhook_url, webhook_events
@@ -220,36 +191,38 @@ _WITH_DATA = """
     FROM inserted JOIN input ON input.id = inserted.id
 )
 """
-_DEPENDS_ON = [name for name, _ in COLUMNS].index("depends_on")
 
 
 @cache
 def enqueue_statement(used: tuple[int, ...], *, one_place: bool = False) -> str:
-    """The statement for a batch that uses these columns. Arrays cost their encoding, even full of NULLs."""
+    """The statement for a batch that uses these inputs. Arrays cost their encoding, even full of NULLs."""
     arrays, names, others = [], [], []
-    for index, (name, kind) in enumerate(COLUMNS):
+    for index, each in enumerate(INPUTS):
         if index not in used:
-            others.append(f"NULL::{kind} AS {name}")
-        elif one_place and index in PLACE:
-            others.append(f"${used.index(index) + 1}::{kind} AS {name}")
+            usual = "NULL" if each.usual is None else str(each.usual)
+            others.append(f"{usual}::{each.kind} AS {each.name}")
+        elif one_place and each.shared:
+            others.append(f"${used.index(index) + 1}::{each.kind} AS {each.name}")
         else:
-            arrays.append(f"${used.index(index) + 1}::{kind}[]")
-            names.append(name)
+            arrays.append(f"${used.index(index) + 1}::{each.kind}[]")
+            names.append(each.name)
     return _ENQUEUE.format(
         input=f"SELECT *, {', '.join(others)} FROM unnest({', '.join(arrays)}) AS sent ({', '.join(names)})",
-        max_attempts=DEFAULT_MAX_ATTEMPTS,
+        stored=", ".join(STORED),
+        values=", ".join(STORED.values()),
         inserted="inserted" if _DEPENDS_ON in used else "moved",
         with_data=_WITH_DATA if _DEPENDS_ON in used else "",
     )
 
 
-async def enqueue(database: Database, submissions: Sequence[Submission]) -> Changes[Receipt | Exception]:
+async def enqueue(database: Database, submissions: Sequence[Submission]) -> Enqueued:
     """Enqueue all of them in one commit; each is answered on its own."""
     answers: list[Receipt | Exception | None] = [None] * len(submissions)
     async with database.connection() as connection:
-        if any(job.parent_id for submission in submissions for job in submission.jobs):
+        children = [job for submission in submissions for job in submission.jobs if job.parent_id]
+        if children:
             async with connection.transaction():
-                parents = await _lock_parents(connection, submissions)
+                parents = await lock_parents(connection, children)
                 inserted = await _insert(connection, submissions, answers, parents)
         else:
             inserted = await _insert(connection, submissions, answers, {})
@@ -261,9 +234,7 @@ async def enqueue(database: Database, submissions: Sequence[Submission]) -> Chan
             firsts = await first_answers(connection, [submissions[n] for n in repeated])
             for n, first in zip(repeated, firsts, strict=True):
                 answers[n] = first or answers[n] or just_expired()
-    changes: Changes[Receipt | Exception] = Changes(
-        [answer or RuntimeError("an enqueue was not answered") for answer in answers]
-    )
+    changes: Enqueued = Changes([answer or RuntimeError("an enqueue was not answered") for answer in answers])
     for submission, receipt in zip(submissions, changes.answers, strict=True):
         if isinstance(receipt, Receipt) and not receipt.replayed:
             accept(changes, submission.jobs)
@@ -285,11 +256,6 @@ def accept(changes: Changes[Any], jobs: Sequence[NewJob]) -> None:
 def _may_be_a_repeat(submission: Submission, answer: Receipt | Exception | None) -> bool:
     """Not inserted, or refused for a parent that may have been alive when this was first asked."""
     return answer is None or (submission.idempotency_key is not None and isinstance(answer, Exception))
-
-
-def just_expired() -> IdempotencyMismatch:
-    # Its row was pruned in this very moment: the caller's retry will be a first request.
-    return IdempotencyMismatch("The Idempotency-Key has just expired; try again.")
 
 
 async def _insert(
@@ -314,12 +280,8 @@ async def _insert(
 
 async def insert(connection: Runner, rows: Rows) -> set[str]:
     """Insert these rows, with their events; the ids that are there now."""
-    columns = rows.columns()
-    used = tuple(index for index, column in enumerate(columns) if column.count(None) < len(column))
-    place = rows.rows[0][PLACE.start : PLACE.stop]
-    one_place = all(row[PLACE.start : PLACE.stop] == place for row in rows.rows)
-    sent = (columns[index][0] if one_place and index in PLACE else columns[index] for index in used)
-    records = await connection.fetch(enqueue_statement(used, one_place=one_place), *sent)
+    statement, sent = rows.statement()
+    records = await connection.fetch(statement, *sent)
     return {record["id"] for record in records}
 
 
@@ -357,58 +319,8 @@ def _refusal(parent: asyncpg.Record | None, tenant: str) -> ForemanError | None:
 LOCK_PARENTS = "SELECT id, tenant, state, deadline, cancel_requested_at FROM jobs WHERE id = ANY ($1::text[]) ORDER BY id FOR SHARE"
 
 
-async def _lock_parents(connection: Runner, submissions: Sequence[Submission]) -> dict[str, asyncpg.Record]:
-    wanted = {job.parent_id for submission in submissions for job in submission.jobs if job.parent_id}
-    return {record["id"]: record for record in await connection.fetch(LOCK_PARENTS, sorted(wanted))}
-
-
-FIRST_ANSWERS = """
-SELECT i.position, k.fingerprint, k.job_ids
-FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS i (tenant, key, position)
-JOIN idempotency_keys k ON k.tenant = i.tenant AND k.key = i.key
-"""
-STILL_THERE = "SELECT id FROM jobs WHERE id = ANY ($1::text[])"
-
-
-async def first_answers(
-    connection: Runner, repeats: Sequence[Submission]
-) -> list[Receipt | Exception | None]:
-    """What the first request with the same key was answered; or that it was another request, or that its jobs were
-    deleted since; None if there was none."""
-    found = {
-        record["position"]: record
-        for record in await connection.fetch(
-            FIRST_ANSWERS, [each.tenant for each in repeats], [each.idempotency_key for each in repeats]
-        )
-    }
-    answers: list[Receipt | Exception | None] = []
-    for position, submission in enumerate(repeats, 1):
-        record = found.get(position)
-        if record is None:
-            answers.append(None)
-        elif record["fingerprint"] != submission.fingerprint:
-            answers.append(
-                IdempotencyMismatch("This Idempotency-Key was already used with another request body.")
-            )
-        else:
-            first = read_answers(record["job_ids"])
-            answers.append(Receipt([each.job_id for each in first], replayed=True, answers=first))
-    receipts = [each for each in answers if isinstance(each, Receipt)]
-    if receipts:
-        asked = [job_id for each in receipts for job_id in each.job_ids]
-        there = {row["id"] for row in await connection.fetch(STILL_THERE, asked)}
-        answers = [_deleted(each, there) or each if isinstance(each, Receipt) else each for each in answers]
-    return answers
-
-
-def _deleted(receipt: Receipt, there: set[str]) -> NotFound | None:
-    """The first answer said that the jobs are queued. Of what is gone that is not to be said again, and it is not
-    to be run again either."""
-    deleted = [job_id for job_id in receipt.job_ids if job_id not in there]
-    if not deleted:
-        return None
-    return NotFound(
-        "What was submitted with this Idempotency-Key has been deleted since.",
-        job_ids=receipt.job_ids,
-        deleted=deleted,
-    )
+async def lock_parents(connection: Runner, jobs: Sequence[NewJob]) -> dict[str, asyncpg.Record]:
+    wanted = sorted({job.parent_id for job in jobs if job.parent_id})
+    if not wanted:
+        return {}
+    return {record["id"]: record for record in await connection.fetch(LOCK_PARENTS, wanted)}

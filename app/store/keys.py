@@ -12,14 +12,15 @@ frees the place could not see what was enqueued while it waited. A crash in betw
 Lock order everywhere: advisory locks (sorted), then rows.
 """
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
 
 from app.store.changes import Changes, Key
 from app.store.database import Database, Runner
+from app.store.locks import lock, lock_number
 from app.telemetry import GATES_PASSED
 
 # Takes a place of its key. The same words as in the index, so that the planner knows it.
@@ -30,19 +31,6 @@ LIVES = "concurrency_key IS NOT NULL AND state IN ('queued', 'loading', 'working
 GATE = "key"
 # Moved at once for one key; a key that was opened wide is opened in steps.
 STEP = 500
-
-LOCK = "SELECT pg_advisory_xact_lock(number) FROM unnest($1::bigint[]) AS number"
-
-
-def lock_number(*parts: str) -> int:
-    """A number for an advisory lock; equal parts have equal numbers in every process."""
-    digest = hashlib.blake2b("\0".join(parts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
-
-
-async def lock(connection: Runner, numbers: Iterable[int]) -> None:
-    """Until the end of the transaction; in one order for everybody."""
-    await connection.execute(LOCK, sorted(set(numbers)))
 
 
 def key_lock(key: Key) -> int:
@@ -123,7 +111,7 @@ async def with_waiting(database: Database, keys: Sequence[Key]) -> list[Key]:
 async def ready_next(database: Database, keys: Sequence[Key]) -> Changes[Key]:
     """Give the free places of these keys to those who wait for them; answers the keys that one step did not finish."""
     async with database.transaction() as connection:
-        await lock(connection, map(key_lock, keys))
+        await lock(connection, dict.fromkeys(map(key_lock, keys), True))
         return await ready_next_locked(connection, keys)
 
 
@@ -211,3 +199,79 @@ async def show_key(database: Database, queue: str, key: str) -> dict[str, Any]:
         "queued": [dict(each) for each in queued],
         "stale_takeovers": stale,
     }
+
+
+@dataclass(slots=True)
+class KeyState:
+    """A key as it stands: who runs, who waits. Changed while decisions are made."""
+
+    holders: int
+    live: int
+    # (id, state) of one that runs.
+    active: tuple[str, str] | None
+    # The one that newcomers are coalesced into.
+    queued_id: str | None
+    # Those that may be replaced, oldest first, and whether each takes a place.
+    replaceable: list[tuple[str, bool]] = field(default_factory=list)
+
+
+# Counted no further than the limit: beyond it nothing changes.
+PLACES = f"""
+SELECT asked.queue, asked.key,
+    (SELECT count(*) FROM jobs WHERE queue = asked.queue AND concurrency_key = asked.key AND {HOLDS}) AS holders,
+    (SELECT count(*) FROM (
+        SELECT 1 FROM jobs
+        WHERE queue = asked.queue AND concurrency_key = asked.key AND state IN ('queued', 'loading', 'working')
+        LIMIT asked.places
+    ) AS counted) AS live,
+    (SELECT id || ':' || state FROM (
+        SELECT id, state FROM jobs WHERE queue = asked.queue AND concurrency_key = asked.key AND {HOLDS} OFFSET 0
+     ) AS holder WHERE state IN ('loading', 'working') ORDER BY id LIMIT 1) AS active,
+    (SELECT max(id) FROM (
+        SELECT id FROM jobs
+        WHERE queue = asked.queue AND concurrency_key = asked.key AND state = 'queued' LIMIT 100
+     ) AS queued) AS queued_id
+FROM unnest($1::text[], $2::text[], $3::bigint[]) AS asked (queue, key, places)
+"""
+
+# SKIP LOCKED: one that is being claimed in this moment is as good as active, and is not replaced.
+OLDEST = f"""
+SELECT asked.queue, asked.key, oldest.id, oldest.holds
+FROM unnest($1::text[], $2::text[], $3::int[]) AS asked (queue, key, wanted)
+CROSS JOIN LATERAL (
+    SELECT held.* FROM (
+        SELECT id FROM (
+            SELECT id FROM jobs
+            WHERE queue = asked.queue AND concurrency_key = asked.key AND {LIVES} AND state = 'queued' OFFSET 0
+        ) AS queued ORDER BY id
+    ) AS waiting
+    CROSS JOIN LATERAL (
+        SELECT id, ({HOLDS}) AS holds FROM jobs WHERE id = waiting.id AND state = 'queued' FOR UPDATE SKIP LOCKED
+    ) AS held
+    LIMIT asked.wanted
+) AS oldest
+ORDER BY oldest.id
+"""
+
+
+async def read_states(
+    connection: Runner, limits: Mapping[Key, int], replaceable: Mapping[Key, int]
+) -> dict[Key, KeyState]:
+    """The keys as they stand, counted up to the limit of each; with the oldest so many that may be replaced."""
+    if not limits:
+        return {}
+    rows = await connection.fetch(PLACES, *map(list, zip(*limits, strict=True)), list(limits.values()))
+    states = {
+        (row["queue"], row["key"]): KeyState(
+            row["holders"],
+            row["live"],
+            tuple(row["active"].split(":")) if row["active"] else None,
+            row["queued_id"],
+        )
+        for row in rows
+    }
+    if replaceable:
+        asked = map(list, zip(*replaceable, strict=True))
+        for row in await connection.fetch(OLDEST, *asked, list(replaceable.values())):
+            states[row["queue"], row["key"]].replaceable.append((row["id"], row["holds"]))
+    return states

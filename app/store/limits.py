@@ -6,7 +6,7 @@ The token bucket is a row of its own, written only for queues that have a rate.
 
 from app.jobs.queue_settings import QueueRules, Rate
 from app.store.database import Runner
-from app.store.keys import lock, lock_number
+from app.store.locks import lock, lock_number
 
 MAX_RUNNING, RATE = "max_running", "rate"
 # A claimer that finds the bucket empty comes back when this share of it is full, not for every single token.
@@ -64,7 +64,7 @@ def refill_seconds(rate: Rate, tokens: float) -> float:
 
 async def allowance(connection: Runner, rules: QueueRules) -> Allowance:
     """Ask for room, in a transaction that ends with the claim."""
-    await lock(connection, [lock_number("claim", rules.name)])
+    await lock(connection, {lock_number("claim", rules.name): True})
     room: int | None = None
     tokens: float | None = None
     if rules.settings.max_running is not None:

@@ -1,9 +1,9 @@
 """What calls to the outside need, made from the settings once: the guard, its clients, keys and secrets."""
 
 from app.config import Settings, SettingsError
+from app.jobs.signing import parse_secret
 from app.outbound import AddressPolicy, GuardedClient
 from app.secretbox import SecretBox, SecretBoxError
-from app.webhooks.sign import parse_secret
 
 LOOPBACK = "127.0.0.0/8,::1/128"
 KEY_FILE = "secret.key"

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import structlog
 
 from app.jobs.lanes import LLM_KINDS
+from app.jobs.signing import sign
 from app.outbound import GuardedClient, OutboundError, OutboundRefused, OutboundResponse
 from app.secretbox import SecretBox, SecretBoxError
 from app.store import outbox
@@ -17,7 +18,6 @@ from app.store.database import Database
 from app.store.events import CHATTER_TYPES
 from app.webhooks.message import compose, delivery_id, is_too_large
 from app.webhooks.schedule import GONE
-from app.webhooks.sign import sign
 
 log = structlog.get_logger()
 

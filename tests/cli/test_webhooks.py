@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from app.store.embedded import EmbeddedPostgres
-from app.webhooks.sign import new_secret, sign
+from app.jobs.signing import new_secret, sign
 from tests.cli.conftest import Foreman
 from tests.conftest import ROOT, Server, free_port, wait_until
 from tests.serving import serving

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
-from app.webhooks.sign import parse_secret, sign
+from app.jobs.signing import parse_secret, sign
 from foreman_client import WebhookRejected, verify_webhook
 from foreman_client.webhooks import _key
 

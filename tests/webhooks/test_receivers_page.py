@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from app.outbound import AddressPolicy, GuardedClient, OutboundUnreachable
-from app.webhooks.sign import new_secret, sign
+from app.jobs.signing import new_secret, sign
 
 PAGE = Path(__file__).parents[2] / "docs" / "receivers.md"
 LANGUAGES = {"python": sys.executable, "js": shutil.which("node")}

@@ -20,11 +20,8 @@ class Sent:
 
     # The attribute of `NewJob`, if it is not called as the column is.
     source: str = ""
-    # What stands for it in a statement that does not send it, because no job of the batch has another one.
-    usual: Any = None
-    # The type that it travels as, and what is then stored of it.
-    kind: str = ""
-    stored: str = ""
+    # What a job has that says nothing of it: not sent at all where no job of a batch has anything else.
+    usual: int | bool | None = None
     # The same for most jobs of a batch, and then sent once instead of once per row.
     shared: bool = False
 
@@ -34,7 +31,7 @@ def column(kind: Any, *, null: bool = True, sent: Sent | None = None, **more: An
     return Field(default=None, sa_column=sa.Column(kind, nullable=null, info=info, **more))
 
 
-def key(kind: Any = sa.Text, *, sent: Sent | None = None, **more: Any) -> Any:
+def primary(kind: Any = sa.Text, *, sent: Sent | None = None, **more: Any) -> Any:
     more = {"autoincrement": False, **more} if kind is sa.Integer else more
     info = {} if sent is None else {"sent": sent}
     return Field(sa_column=sa.Column(kind, primary_key=True, info=info, **more))
@@ -44,8 +41,8 @@ def text(*, null: bool = True, sent: Sent | None = None, **more: Any) -> Any:
     return column(sa.Text, null=null, sent=sent, **more)
 
 
-def time(*, null: bool = True, **more: Any) -> Any:
-    return column(TIME, null=null, **more)
+def time(*, null: bool = True, sent: Sent | None = None, **more: Any) -> Any:
+    return column(TIME, null=null, sent=sent, **more)
 
 
 def count(default: int = 0, kind: Any = sa.Integer, *, sent: Sent | None = None) -> Any:

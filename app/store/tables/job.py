@@ -7,7 +7,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlmodel import Field, SQLModel
 
 from app.jobs.states import LIVE, TERMINAL, State
-from app.store.tables.columns import ID, NOW, column, count, flag, key, seconds, text, time
+from app.store.tables.columns import ID, NOW, Sent, column, count, flag, primary, seconds, text, time
 
 
 def _states(states: frozenset[State]) -> str:
@@ -111,16 +111,16 @@ class Job(SQLModel, table=True):
         ),
     )
 
-    id: str = key(ID)
-    tenant: str = text(null=False)
-    queue: str = text(null=False)
-    lane: str = text(null=False)
-    kind: str = text(null=False)
+    id: str = primary(ID, sent=Sent())
+    tenant: str = text(null=False, sent=Sent(shared=True))
+    queue: str = text(null=False, sent=Sent(shared=True))
+    lane: str = text(null=False, sent=Sent(shared=True))
+    kind: str = text(null=False, sent=Sent(shared=True))
     state: str = text(null=False)
     reason: str | None = text()
-    priority: int = count(kind=sa.SmallInteger)
+    priority: int = count(kind=sa.SmallInteger, sent=Sent(usual=0, shared=True))
     # A caller who waits on the line goes before batch work of the same priority.
-    interactive: bool = flag()
+    interactive: bool = flag(sent=Sent(usual=False, shared=True))
     rank: int | None = Field(
         default=None,
         sa_column=sa.Column(
@@ -129,32 +129,32 @@ class Job(SQLModel, table=True):
             nullable=False,
         ),
     )
-    model: str | None = text()
-    target: str | None = text()
+    model: str | None = text(sent=Sent(shared=True))
+    target: str | None = text(sent=Sent(shared=True))
     runs_on: str | None = text()
     # Text, not json: what came in goes out, byte for byte.
-    payload: str = text(null=False)
+    payload: str = text(null=False, sent=Sent())
     result: str | None = text()
     error: str | None = text()
     progress: str | None = text()
     usage: str | None = text()
     metadata_: dict[str, str] | None = Field(
-        default=None, sa_column=sa.Column("metadata", JSONB, nullable=True)
+        default=None, sa_column=sa.Column("metadata", JSONB, nullable=True, info={"sent": Sent("metadata")})
     )
     attempt: int = count()
-    max_attempts: int = count(5)
+    max_attempts: int = count(5, sent=Sent())
     deferrals: int = count()
-    backoff_seconds: list[float] | None = column(ARRAY(sa.Float))
-    max_duration_seconds: float | None = seconds()
+    backoff_seconds: list[float] | None = column(ARRAY(sa.Float), sent=Sent())
+    max_duration_seconds: float | None = seconds(sent=Sent())
     created_at: datetime = time(null=False, server_default=NOW)
     updated_at: datetime = time(null=False, server_default=NOW)
-    run_at: datetime = time(null=False, server_default=NOW)
+    run_at: datetime = time(null=False, server_default=NOW, sent=Sent())
     # Since when it may be claimed; NULL while something holds it back.
     ready_at: datetime | None = time()
     entered_at: datetime = time(null=False, server_default=NOW)
     started_at: datetime | None = time()
     completed_at: datetime | None = time()
-    deadline: datetime | None = time()
+    deadline: datetime | None = time(sent=Sent())
     queued_seconds: float = seconds(null=False)
     loading_seconds: float = seconds(null=False)
     working_seconds: float = seconds(null=False)
@@ -168,24 +168,24 @@ class Job(SQLModel, table=True):
     cancel_reason: str | None = text()
     # Fingerprint of the last settlement, so that the very same one sent twice is answered alike.
     settlement: str | None = text()
-    concurrency_key: str | None = text()
+    concurrency_key: str | None = text(sent=Sent())
     # What holds a queued job back beside time: `key` (its key is busy) or `waiting_for` (other jobs).
     gate: str | None = text()
     # Whose turn it takes in a queue with fair_by.
-    fair_value: str | None = text()
-    on_dependency_failure: str | None = text()
+    fair_value: str | None = text(sent=Sent())
+    on_dependency_failure: str | None = text(sent=Sent())
     # Some job waits for the end of this one.
     has_dependents: bool = flag()
-    parent_id: str | None = column(ID)
-    webhook_url: str | None = text()
-    webhook_events: list[str] | None = column(ARRAY(sa.Text))
-    webhook_secret: bytes | None = column(sa.LargeBinary)
-    request_id: str | None = text()
-    traceparent: str | None = text()
-    tracestate: str | None = text()
+    parent_id: str | None = column(ID, sent=Sent())
+    webhook_url: str | None = text(sent=Sent())
+    webhook_events: list[str] | None = column(ARRAY(sa.Text), sent=Sent())
+    webhook_secret: bytes | None = column(sa.LargeBinary, sent=Sent("sealed_webhook_secret"))
+    request_id: str | None = text(sent=Sent())
+    traceparent: str | None = text(sent=Sent())
+    tracestate: str | None = text(sent=Sent())
     seq: int = count()
     # What payload and result of an LLM job are written in.
-    dialect: str = text(null=False, server_default=sa.text("'ollama'"))
+    dialect: str = text(null=False, server_default=sa.text("'ollama'"), sent=Sent())
     # Its usage stands in the ledger.
     usage_booked: bool = flag()
 
@@ -196,8 +196,8 @@ class Dependency(SQLModel, table=True):
     __tablename__ = "dependencies"
     __table_args__ = (sa.Index("dependencies_depends_on", "depends_on"),)
 
-    job_id: str = key(ID)
-    depends_on: str = key(ID)
+    job_id: str = primary(ID)
+    depends_on: str = primary(ID)
     # The state in which it ended, where it was removed before that.
     outcome: str | None = text()
 
@@ -208,8 +208,8 @@ class IdempotencyKey(SQLModel, table=True):
     __tablename__ = "idempotency_keys"
     __table_args__ = (sa.Index("idempotency_keys_age", "created_at"),)
 
-    tenant: str = key()
-    key: str = key()
+    tenant: str = primary()
+    key: str = primary()
     fingerprint: bytes = column(sa.LargeBinary, null=False)
     job_ids: str = text(null=False)
     created_at: datetime = time(null=False, server_default=NOW)

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlmodel import Field, SQLModel
 
-from app.store.tables.columns import BLANK, ID, NOW, TIME, column, count, key, text, time
+from app.store.tables.columns import BLANK, ID, NOW, TIME, column, count, primary, text, time
 
 
 class Event(SQLModel, table=True):
@@ -14,8 +14,8 @@ class Event(SQLModel, table=True):
 
     __tablename__ = "events"
 
-    job_id: str = key(ID)
-    seq: int = key(sa.Integer)
+    job_id: str = primary(ID)
+    seq: int = primary(sa.Integer)
     type: str = text(null=False)
     state: str = text(null=False)
     reason: str | None = text()
@@ -29,13 +29,13 @@ class Chatter(SQLModel, table=True):
     __tablename__ = "chatter"
     __table_args__ = ({"postgresql_partition_by": "RANGE (at)"},)
 
-    job_id: str = key(ID)
-    seq: int = key(sa.Integer)
+    job_id: str = primary(ID)
+    seq: int = primary(sa.Integer)
     type: str = text(null=False)
     state: str = text(null=False)
     reason: str | None = text()
     data: str | None = text()
-    at: datetime = key(TIME, server_default=NOW)
+    at: datetime = primary(TIME, server_default=NOW)
 
 
 ANNOUNCEMENT_IDS = sa.Sequence("announcements_id_seq", metadata=SQLModel.metadata)
@@ -59,7 +59,7 @@ class Announcement(SQLModel, table=True):
     )
     job_ids: list[str] = column(ARRAY(ID), null=False)
     seqs: list[int] = column(ARRAY(sa.Integer), null=False)
-    at: datetime = key(TIME, server_default=NOW)
+    at: datetime = primary(TIME, server_default=NOW)
 
 
 class Delivery(SQLModel, table=True):
@@ -90,8 +90,8 @@ class Delivery(SQLModel, table=True):
         ),
     )
 
-    job_id: str = key(ID)
-    seq: int = key(sa.Integer)
+    job_id: str = primary(ID)
+    seq: int = primary(sa.Integer)
     type: str = text(null=False)
     state: str = text(null=False, server_default=sa.text("'pending'"))
     tries: int = count()
@@ -109,8 +109,8 @@ class Delivery(SQLModel, table=True):
 class Artifact(SQLModel, table=True):
     __tablename__ = "artifacts"
 
-    job_id: str = key(ID)
-    name: str = key()
+    job_id: str = primary(ID)
+    name: str = primary()
     content_type: str = text(null=False)
     size: int = column(sa.BigInteger, null=False)
     # Small ones lie here: text as `content`, so that the job's document can show it, the rest as `data`.
@@ -126,8 +126,8 @@ class ArtifactChunk(SQLModel, table=True):
 
     __tablename__ = "artifact_chunks"
 
-    upload_id: str = key(ID)
-    number: int = key(sa.Integer)
+    upload_id: str = primary(ID)
+    number: int = primary(sa.Integer)
     data: bytes = column(sa.LargeBinary, null=False)
 
 
@@ -137,5 +137,5 @@ class ArtifactTrash(SQLModel, table=True):
     __tablename__ = "artifact_trash"
     __table_args__ = (sa.Index("artifact_trash_due", "due_at"),)
 
-    location: str = key()
+    location: str = primary()
     due_at: datetime = time(null=False, server_default=NOW)

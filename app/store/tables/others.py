@@ -7,13 +7,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlmodel import Field, SQLModel
 
-from app.store.tables.columns import EMPTY, ID, NOW, column, count, flag, key, seconds, text, time
+from app.store.tables.columns import EMPTY, ID, NOW, column, count, flag, primary, seconds, text, time
 
 
 class Tenant(SQLModel, table=True):
     __tablename__ = "tenants"
 
-    name: str = key()
+    name: str = primary()
     created_at: datetime = time(null=False, server_default=NOW)
 
 
@@ -22,7 +22,7 @@ class ApiKey(SQLModel, table=True):
 
     __tablename__ = "api_keys"
 
-    id: str = key(ID)
+    id: str = primary(ID)
     tenant: str = Field(sa_column=sa.Column(sa.Text, sa.ForeignKey("tenants.name"), nullable=False))
     name: str = text(null=False)
     hash: bytes = Field(sa_column=sa.Column(sa.LargeBinary, nullable=False, unique=True))
@@ -38,7 +38,7 @@ class Target(SQLModel, table=True):
 
     __tablename__ = "targets"
 
-    name: str = key()
+    name: str = primary()
     settings: dict[str, Any] | None = column(JSONB)
     token: bytes | None = column(sa.LargeBinary)
     inventory: dict[str, Any] | None = column(JSONB)
@@ -58,8 +58,8 @@ class TargetHolding(SQLModel, table=True):
 
     __tablename__ = "target_holdings"
 
-    target: str = key()
-    holder: str = key()
+    target: str = primary()
+    holder: str = primary()
     slots: int = column(sa.Integer, null=False)
     expires_at: datetime = time(null=False)
     wanted: bool = flag()
@@ -70,8 +70,8 @@ class UsageDay(SQLModel, table=True):
 
     __tablename__ = "usage_days"
 
-    tenant: str = key()
-    model: str = key()
+    tenant: str = primary()
+    model: str = primary()
     day: date = Field(sa_column=sa.Column(sa.Date, primary_key=True))
     jobs: int = count(kind=sa.BigInteger)
     prompt_tokens: int = count(kind=sa.BigInteger)
@@ -86,8 +86,8 @@ class WorkerPresence(SQLModel, table=True):
 
     __tablename__ = "workers"
 
-    tenant: str = key()
-    name: str = key()
+    tenant: str = primary()
+    name: str = primary()
     queues: list[str] = column(ARRAY(sa.Text), null=False)
     kinds: list[str] = column(ARRAY(sa.Text), null=False)
     concurrency: int = count()

@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlmodel import SQLModel
 
-from app.store.tables.columns import BLANK, EMPTY, ID, NOW, TIME, column, count, key, text, time
+from app.store.tables.columns import BLANK, EMPTY, ID, NOW, TIME, column, count, primary, text, time
 
 
 class Queue(SQLModel, table=True):
@@ -22,7 +22,7 @@ class Queue(SQLModel, table=True):
         ),
     )
 
-    name: str = key()
+    name: str = primary()
     settings: dict[str, Any] = column(JSONB, null=False, server_default=EMPTY)
     paused_at: datetime | None = time()
     created_at: datetime = time(null=False, server_default=NOW)
@@ -36,8 +36,8 @@ class DepthReservation(SQLModel, table=True):
 
     __tablename__ = "depth_reservations"
 
-    queue: str = key()
-    token: str = key()
+    queue: str = primary()
+    token: str = primary()
     jobs: int = column(sa.Integer, null=False)
     reserved_at: datetime = time(null=False, server_default=NOW)
 
@@ -47,7 +47,7 @@ class QueueLimit(SQLModel, table=True):
 
     __tablename__ = "queue_limits"
 
-    queue: str = key()
+    queue: str = primary()
     tokens: float = column(sa.Float, null=False)
     refilled_at: datetime = time(null=False, server_default=NOW)
 
@@ -66,8 +66,8 @@ QUEUE_DELTAS = sa.Table(
 class QueueTotal(SQLModel, table=True):
     __tablename__ = "queue_totals"
 
-    queue: str = key()
-    state: str = key()
+    queue: str = primary()
+    state: str = primary()
     jobs: int = column(sa.BigInteger, null=False)
 
 
@@ -78,7 +78,7 @@ class RetentionWalk(SQLModel, table=True):
     __tablename__ = "retention_walks"
     __table_args__ = (sa.Index("retention_walks_due", "due_at"),)
 
-    queue: str = key()
+    queue: str = primary()
     # The shortest time for which it keeps a job: no younger one is looked at.
     horizon_seconds: float = column(sa.Float, null=False)
     after_id: str = column(ID, null=False, server_default=BLANK)
@@ -93,7 +93,7 @@ class Schedule(SQLModel, table=True):
     __tablename__ = "schedules"
     __table_args__ = (sa.Index("schedules_next", "next_at"),)
 
-    name: str = key()
+    name: str = primary()
     tenant: str = text(null=False)
     cron: str = text(null=False)
     timezone: str = text(null=False)
@@ -115,7 +115,7 @@ class BulkOperation(SQLModel, table=True):
         sa.Index("bulk_operations_running", "updated_at", postgresql_where=sa.text("state = 'running'")),
     )
 
-    id: str = key(ID)
+    id: str = primary(ID)
     tenant: str = text(null=False)
     action: str = text(null=False)
     filter: dict[str, Any] = column(JSONB, null=False)

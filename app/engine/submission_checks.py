@@ -1,7 +1,4 @@
-"""What of a submission cannot be judged by its own bytes alone: URLs by the outbound guard, secrets by ours.
-
-Whoever enqueues jobs on behalf of callers has them admitted first.
-"""
+"""What of a submission cannot be judged by its own bytes alone: URLs by the outbound guard, secrets by ours."""
 
 import asyncio
 import contextlib
@@ -9,23 +6,23 @@ from collections.abc import Iterator, Sequence
 
 from app.errors import InvalidRequest
 from app.executors.http_call import parse_call
+from app.jobs.signing import parse_secret
 from app.jobs.submission import NewJob, invalid
 from app.loops.off_loop import off_loop
 from app.outbound import AddressPolicy, GuardedClient
 from app.secretbox import SecretBox
-from app.webhooks.sign import parse_secret
 
 # A name that takes longer to resolve is no objection: the delivery checks it again.
 RESOLVE_SECONDS = 1.0
 
 
-class Admission:
+class SubmissionChecks:
     def __init__(self, policy: AddressPolicy, client: GuardedClient, box: SecretBox | None) -> None:
         self._policy = policy
         self._client = client
         self._box = box
 
-    async def admit(self, jobs: Sequence[NewJob], *, is_batch: bool = False) -> None:
+    async def check(self, jobs: Sequence[NewJob], *, is_batch: bool = False) -> None:
         """Check and complete jobs about to be enqueued. Raises InvalidRequest naming what is wrong."""
         urls: list[tuple[int, str, str]] = []
         for index, job in enumerate(jobs):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from app.webhooks.sign import SignatureInvalid, new_secret, parse_secret, sign, verify
+from app.jobs.signing import SignatureInvalid, new_secret, parse_secret, sign, verify
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 OTHER = "whsec_" + base64.b64encode(bytes(range(64))).decode()
