@@ -8,7 +8,7 @@ from app.cli.output import rows_in
 from app.cli.session import ListByDefault, Session, remote
 from app.cli.values import seconds
 
-group = typer.Typer(name="keys", help="API keys.", cls=ListByDefault)
+group = typer.Typer(name="keys", help="API keys (for a server that has them).", cls=ListByDefault)
 
 
 @group.command("list")

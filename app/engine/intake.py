@@ -1,4 +1,4 @@
-"""The way in: whether a submission may come in is decided here; then it is gathered into one commit, and announced."""
+"""The way in: decides whether a submission may come in, gathers it into one commit, and announces it."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What of a submission cannot be judged by its own bytes alone: URLs by the outbound guard, secrets by ours."""
+"""What of a submission cannot be judged by its own bytes: URLs by the outbound guard, secrets by ours."""
 
 import asyncio
 import contextlib

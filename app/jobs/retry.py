@@ -1,6 +1,7 @@
-"""Retry arithmetic. Randomness comes in as an argument: a factor in [0, 1)."""
+"""Retry arithmetic; which rung of the backoff comes next is decided by `store/settle.py`, where the attempt is known.
 
-from collections.abc import Sequence
+Randomness comes in as an argument: a factor in [0, 1).
+"""
 
 DEFAULT_MAX_ATTEMPTS = 5
 DEFAULT_BACKOFF_SECONDS: tuple[float, ...] = (5.0, 30.0, 120.0, 600.0, 1800.0)
@@ -11,12 +12,6 @@ MAX_DEFER_SECONDS = 300.0
 def jitter(dice: float) -> float:
     """A factor around 1 that spreads retries by ±20 %, so that a herd does not come back as one."""
     return 1.0 - JITTER + 2 * JITTER * dice
-
-
-def backoff(attempt: int, ladder: Sequence[float] | None, dice: float) -> float:
-    """Seconds until the next try, after `attempt` tries; the last rung repeats."""
-    rungs = ladder or DEFAULT_BACKOFF_SECONDS
-    return rungs[min(max(attempt, 1), len(rungs)) - 1] * jitter(dice)
 
 
 def defer_delay(deferrals: int, dice: float) -> float:

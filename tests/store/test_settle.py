@@ -126,6 +126,14 @@ async def test_retry_climbs_the_default_ladder_and_ends_failed(database: Databas
         ([1.5, 2.5], 2, None, 2.5),
         ([1.5, 2.5], 3, None, 2.5),
         ([7], 4, None, 7),
+        (None, 1, None, 5),
+        (None, 2, None, 30),
+        (None, 3, None, 120),
+        (None, 4, None, 600),
+        (None, 5, None, 1800),
+        (None, 9, None, 1800),  # the last rung repeats
+        (None, 0, None, 5),  # never below the first
+        ([0], 1, None, 0),
         ([7], 1, 0.25, 0.25),  # what the worker asks for goes first
         (None, 1, 0.0, 0.0),
     ],
