@@ -1,4 +1,4 @@
-"""Retry arithmetic; which rung of the backoff comes next is decided by `store/settle.py`, where the attempt is known.
+"""Retry arithmetic. Which rung of the backoff comes next is decided in `store/settle.py`, by the attempt.
 
 Randomness comes in as an argument: a factor in [0, 1).
 """
