@@ -3,7 +3,6 @@
 import re
 from typing import Any
 
-import asyncpg
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -62,11 +61,12 @@ async def put_schedule(request: Request) -> Response:
         await off_loop(len(body), house.intake.check, [job])
     except ForemanError as problem:
         raise InvalidRequest(f"job: {problem.detail}", errors=problem.extra.get("errors", [])) from problem
-    row = await schedules.put(house.database, name, tenant, wanted.cron, wanted.timezone, body.decode())
-    if row is None:
+    written = await schedules.put(house.database, name, tenant, wanted.cron, wanted.timezone, body.decode())
+    if written is None:
         raise Conflict("There is a schedule of that name already.")
     house.queues.scheduler.wake()
-    return json_response(dump(_document(row)), 201 if row["created"] else 200)
+    schedule, created = written
+    return json_response(dump(_document(schedule)), 201 if created else 200)
 
 
 @router.delete("/schedules/{name}", status_code=204, **describe.DELETE_SCHEDULE)
@@ -96,17 +96,17 @@ def _name_of(request: Request, *, new: bool = False) -> str:
     return name
 
 
-def _document(row: asyncpg.Record) -> dict[str, Any]:
+def _document(row: schedules.Schedule) -> dict[str, Any]:
     return {
-        "name": row["name"],
-        "cron": row["cron"],
-        "timezone": row["timezone"],
-        "job": raw(row["job"]),
-        "next_at": row["next_at"],
-        "last_at": row["last_at"],
-        "last_job_id": row["last_job_id"],
-        "last_outcome": row["last_outcome"],
-        "last_error": row["last_error"],
-        "created_at": row["created_at"],
-        "updated_at": row["updated_at"],
+        "name": row.name,
+        "cron": row.cron,
+        "timezone": row.timezone,
+        "job": raw(row.job),
+        "next_at": row.next_at,
+        "last_at": row.last_at,
+        "last_job_id": row.last_job_id,
+        "last_outcome": row.last_outcome,
+        "last_error": row.last_error,
+        "created_at": row.created_at,
+        "updated_at": row.updated_at,
     }

@@ -13,7 +13,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import asyncpg
 import structlog
 
 from app.engine.settler import Settler
@@ -24,6 +23,7 @@ from app.jobs.states import Verb
 from app.loops.batcher import Batcher
 from app.store.claims import ROOM, SETTINGS, Claims, Seat, heads_of
 from app.store.database import Database
+from app.store.job import LeasedJob
 from app.store.remembered import Remembered
 from app.store.settle import Settlement
 from app.telemetry import CLAIMED
@@ -44,7 +44,7 @@ class AnyLane:
 
 
 Lanes = tuple[str, ...] | AnyLane
-Jobs = list[asyncpg.Record]
+Jobs = list[LeasedJob]
 
 
 @dataclass(slots=True, eq=False)
@@ -202,19 +202,19 @@ class ClaimDesk:
         if not answer.cancelled() and answer.exception() is None:
             self.give_back(answer.result())
 
-    def _spawn(self, job: asyncpg.Record) -> None:
+    def _spawn(self, job: LeasedJob) -> None:
         task = asyncio.create_task(self._release(job))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _release(self, job: asyncpg.Record) -> None:
+    async def _release(self, job: LeasedJob) -> None:
         try:
             await self._settler.settle_surely(
-                Settlement(job["id"], job["lease_token"], Verb.RELEASE, reason="claimer_gone")
+                Settlement(job.id, job.lease_token, Verb.RELEASE, reason="claimer_gone")
             )
         except Unavailable:
             # The lease decides.
-            log.warning("claim.not_given_back", job_id=job["id"])
+            log.warning("claim.not_given_back", job_id=job.id)
 
     def _counter(self, queue: str, lanes: Lanes) -> Batcher[Seat, Jobs]:
         counter = self._counters.get((queue, lanes))
@@ -234,17 +234,15 @@ class ClaimDesk:
             names = [head.lane for head in found if worker_tenant(head.lane) == lanes.tenant]
         else:
             names = list(lanes)
-        claimed = await self._claims.claim(queue, names, seats, whole=True) if names else []
+        claimed = await self._claims.claim_whole(queue, names, seats) if names else []
         CLAIMED.inc(len(claimed))
         if claimed:
-            self._hub.jobs_changed([record["id"] for record in claimed])
-            self._hub.webhooks_written(
-                [(record["id"], record["webhook_url"]) for record in claimed if record["webhook_url"]]
-            )
+            self._hub.jobs_changed([job.id for job in claimed])
+            self._hub.webhooks_written([(job.id, job.webhook_url) for job in claimed if job.webhook_url])
         # The statement seated its rows in an order of its own; the worker's name on each tells whose it is.
         by_worker: dict[tuple[str, float], Jobs] = {}
-        for record in claimed:
-            by_worker.setdefault((record["worker"], record["lease_seconds"]), []).append(record)
+        for job in claimed:
+            by_worker.setdefault((job.worker, job.lease_seconds), []).append(job)
         dealt: list[Jobs | Exception] = []
         for seat in seats:
             pile = by_worker.get((seat.worker, seat.lease_seconds), [])

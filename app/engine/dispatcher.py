@@ -8,7 +8,6 @@ held back until one answers; jobs for models that nobody has are failed, once ev
 import time
 from collections.abc import Sequence
 
-import asyncpg
 import structlog
 
 from app.engine.pools import Pool, is_llm_lane
@@ -20,6 +19,7 @@ from app.executors.llm import LlmExecutor, UnservedExecutor
 from app.loops.loop import Loop
 from app.store.claims import Claims, Head, HeadsWalk, Seat, heads_of
 from app.store.database import Database
+from app.store.job import ClaimedJob
 from app.store.targets import park, record_resident
 from app.targets.affinity import affinity_of, choose
 from app.targets.registry import Registry
@@ -220,7 +220,7 @@ class Dispatcher:
 
     async def _claim(
         self, target: Target, pool: Pool, queue: str, lane: str, limit: int, resident: str
-    ) -> list[asyncpg.Record]:
+    ) -> list[ClaimedJob]:
         jobs = await self._claim_from(queue, [lane], self._worker.seat(queue, limit), runs_on=target.name)
         if jobs:
             # The claim may have outlasted the hold on the slots; what has none left goes back.
@@ -238,7 +238,7 @@ class Dispatcher:
 
     async def _claim_from(
         self, queue: str, lanes: Sequence[str], seat: Seat, *, runs_on: str | None = None
-    ) -> list[asyncpg.Record]:
+    ) -> list[ClaimedJob]:
         """One queue's trouble is not the others'; when it is asked again is up to `Claims`."""
         try:
             return await self._claims.claim(queue, lanes, [seat], runs_on=runs_on)

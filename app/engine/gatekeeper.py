@@ -8,9 +8,7 @@ repair, by any replica.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
-
-import asyncpg
+from typing import Any, TypeVar
 
 from app.events.hub import Hub
 from app.jobs.states import TERMINAL
@@ -76,7 +74,7 @@ class Gatekeeper:
             if each.changed:
                 self._left(each.id, each.state, each.queue, each.key, each.has_dependents)
 
-    def swept(self, records: Sequence[asyncpg.Record]) -> None:
+    def swept(self, records: Sequence[Any]) -> None:
         for each in records:
             self._left(each["id"], each["state"], each["queue"], each["key"], each["has_dependents"])
         self._make_room({each["queue"] for each in records})

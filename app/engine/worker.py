@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import asyncpg
 import structlog
 
 from app.engine.pools import Pool
@@ -21,12 +20,12 @@ from app.engine.settler import Settler, as_settlement
 from app.errors import Unavailable
 from app.events.feed import Part
 from app.events.hub import Hub
-from app.executors.protocol import ClaimedJob
 from app.jobs.outcomes import Cancelled, JobError, Outcome, Released, Retry, Succeeded
 from app.jobs.states import Verb
 from app.loops.loop import Loop
 from app.store.claims import ROOM, SETTINGS, Claims, HeadsWalk, Seat
 from app.store.database import Database
+from app.store.job import ClaimedJob
 from app.store.settle import Settlement, heartbeat
 from app.telemetry import CLAIMED, RUNNING
 
@@ -224,24 +223,21 @@ class Worker:
 
     # -- running -------------------------------------------------------------------------------------
 
-    def begin(self, pool: Pool, claimed: Sequence[asyncpg.Record]) -> None:
+    def begin(self, pool: Pool, claimed: Sequence[ClaimedJob]) -> None:
         """Run what was claimed in this worker's name."""
         CLAIMED.inc(len(claimed))
-        for record in claimed:
-            job = ClaimedJob.from_record(record)
-            self._begin(Run(self, job, pool, time.monotonic(), record["lease_seconds"]))
-            if record["lease_seconds"] < self._lease_seconds:
+        for job in claimed:
+            self._begin(Run(self, job, pool, time.monotonic(), job.lease_seconds))
+            if job.lease_seconds < self._lease_seconds:
                 self._keeper.wake()
-        self._hub.jobs_changed([record["id"] for record in claimed])
-        self._hub.webhooks_written(
-            [(record["id"], record["webhook_url"]) for record in claimed if record["webhook_url"]]
-        )
+        self._hub.jobs_changed([job.id for job in claimed])
+        self._hub.webhooks_written([(job.id, job.webhook_url) for job in claimed if job.webhook_url])
 
-    async def give_back(self, claimed: Sequence[asyncpg.Record]) -> None:
+    async def give_back(self, claimed: Sequence[ClaimedJob]) -> None:
         """Return to the queue what was claimed in this worker's name and cannot be run after all."""
         if claimed:
             await self._settler.settle_many(
-                [as_settlement(record["id"], record["lease_token"], Released()) for record in claimed]
+                [as_settlement(job.id, job.lease_token, Released()) for job in claimed]
             )
 
     def _begin(self, run: Run) -> None:

@@ -11,16 +11,16 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-
-import asyncpg
+from typing import Any, TypeVar
 
 from app.errors import Unavailable
 from app.jobs.queue_settings import QueueRules
 from app.store import fair, limits
 from app.store.database import Database, Runner
+from app.store.job import ClaimedJob, LeasedJob
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
-from app.store.tables import Job, columns_of
+from app.store.rows import as_rows, columns
 from app.store.tail import EVENT_AND_OUTBOX
 
 LOWEST, HIGHEST = -32768, 32767
@@ -75,16 +75,21 @@ class LowWater:
         return [*bands, *(Band(lane, LOWEST, above, THE_BEGINNING) for lane in lanes)]
 
     def learn(
-        self, queue: str, claimed: Iterable[asyncpg.Record], lanes: Sequence[str] = (), *, full: bool = False
+        self,
+        queue: str,
+        claimed: Iterable[ClaimedJob | LeasedJob],
+        lanes: Sequence[str] = (),
+        *,
+        full: bool = False,
     ) -> None:
         """From what was claimed of these lanes, and whether there may be more."""
         for lane in lanes:
             self._of(queue, lane).backlog = full
         lowest: dict[tuple[str, int], datetime] = {}
-        for record in claimed:
-            at = lowest.get((record["lane"], record["rank"]))
-            if at is None or record["ready_at"] < at:
-                lowest[record["lane"], record["rank"]] = record["ready_at"]
+        for job in claimed:
+            at = lowest.get((job.lane, job.rank))
+            if at is None or job.ready_at < at:
+                lowest[job.lane, job.rank] = job.ready_at
         for (lane, rank), at in lowest.items():
             self._of(queue, lane).by_rank[rank] = at
 
@@ -159,14 +164,17 @@ _CLAIM_DUE = (
 """
     + EVENT_AND_OUTBOX
 )
-# Rows are wide; who runs jobs in this process needs few of their columns.
-_RUN_COLUMNS = """id, tenant, queue, lane, rank, kind, payload, model, target, attempt, max_attempts, deferrals,
-    ready_at, lease_token, lease_seconds, deadline, max_duration_seconds, traceparent, seq, webhook_url, dialect"""
-_TO_RUN = f"SELECT {_RUN_COLUMNS} FROM claimed ORDER BY rank DESC, ready_at, id"
-_WHOLE = f"SELECT {columns_of(Job)} FROM claimed ORDER BY rank DESC, ready_at, id"
+_IN_ORDER = "FROM claimed ORDER BY rank DESC, ready_at, id"
+_TO_RUN = f"SELECT {columns(ClaimedJob)} {_IN_ORDER}"
+_WHOLE = f"SELECT {columns(LeasedJob, stored_artifacts='NULL::text')} {_IN_ORDER}"
 CLAIM_TO_RUN = _DUE + _CLAIM_DUE + _TO_RUN
 CLAIM_WHOLE = _DUE + _CLAIM_DUE + _WHOLE
+CLAIM_FAIRLY_TO_RUN = fair.DUE + _CLAIM_DUE + _TO_RUN
 CLAIM_FAIRLY = fair.DUE + _CLAIM_DUE + _WHOLE
+_PLAIN: dict[type[Any], str] = {ClaimedJob: CLAIM_TO_RUN, LeasedJob: CLAIM_WHOLE}
+_FAIR: dict[type[Any], str] = {ClaimedJob: CLAIM_FAIRLY_TO_RUN, LeasedJob: CLAIM_FAIRLY}
+# How much of the jobs a claimer gets.
+Claimed = TypeVar("Claimed", ClaimedJob, LeasedJob)
 
 # In the place of a lane in a hint: not new work, but room for it in a queue that ran all it may; or new settings.
 ROOM, SETTINGS = "", "*"
@@ -198,16 +206,26 @@ class Claims:
         seats: "Sequence[Seat]",
         *,
         runs_on: str | None = None,
-        whole: bool = False,
-    ) -> list[asyncpg.Record]:
-        """queued → loading, best priority first, then oldest; the n-th job goes to the n-th seat.
+    ) -> list[ClaimedJob]:
+        """queued → loading, best priority first, then oldest; the n-th job goes to the n-th seat."""
+        return await self._claim_if_open(ClaimedJob, queue, lanes, seats, runs_on)
 
-        The rows have the columns needed to run them, or with `whole` all there are.
-        """
+    async def claim_whole(self, queue: str, lanes: Sequence[str], seats: "Sequence[Seat]") -> list[LeasedJob]:
+        """The same with all that a worker over HTTP is told."""
+        return await self._claim_if_open(LeasedJob, queue, lanes, seats, None)
+
+    async def _claim_if_open(
+        self,
+        row: type[Claimed],
+        queue: str,
+        lanes: Sequence[str],
+        seats: "Sequence[Seat]",
+        runs_on: str | None,
+    ) -> list[Claimed]:
         if self.closed_seconds(queue) is not None:
             return []
         try:
-            claimed = await self._claim_by_rules(queue, lanes, seats, runs_on, whole=whole)
+            claimed = await self._claim_by_rules(row, queue, lanes, seats, runs_on)
         except Unavailable:
             raise
         except Exception:
@@ -223,34 +241,32 @@ class Claims:
 
     async def _claim_by_rules(
         self,
+        row: type[Claimed],
         queue: str,
         lanes: Sequence[str],
         seats: "Sequence[Seat]",
         runs_on: str | None,
-        *,
-        whole: bool,
-    ) -> list[asyncpg.Record]:
+    ) -> list[Claimed]:
         rules = self._book.rules(queue)
         if rules is None or not rules.shapes_claims:
-            return await self._claim(self._database, queue, lanes, seats, runs_on, whole=whole)
+            return await self._claim(row, self._database, queue, lanes, seats, runs_on)
         if not rules.limits_claims:
-            return await self._claim_fairly(self._database, queue, lanes, seats, runs_on)
-        return await self._claim_within_limits(rules, lanes, seats, runs_on)
+            return await self._claim_fairly(row, self._database, queue, lanes, seats, runs_on)
+        return await self._claim_within_limits(row, rules, lanes, seats, runs_on)
 
     async def _claim(
         self,
+        row: type[Claimed],
         runner: Runner,
         queue: str,
         lanes: Sequence[str],
         seats: "Sequence[Seat]",
         runs_on: str | None,
-        *,
-        whole: bool = True,
-    ) -> list[asyncpg.Record]:
+    ) -> list[Claimed]:
         bands = self._low_water.bands(queue, lanes)
         limit = sum(seat.limit for seat in seats)
-        claimed = await runner.fetch(
-            CLAIM_WHOLE if whole else CLAIM_TO_RUN,
+        found = await runner.fetch(
+            _PLAIN[row],
             queue,
             [band.lane for band in bands],
             [band.low for band in bands],
@@ -260,14 +276,21 @@ class Claims:
             runs_on,
             secrets.token_bytes(24),
         )
+        claimed = as_rows(row, found)
         self._low_water.learn(queue, claimed, lanes, full=len(claimed) == limit)
         return claimed
 
     async def _claim_fairly(
-        self, runner: Runner, queue: str, lanes: Sequence[str], seats: "Sequence[Seat]", runs_on: str | None
-    ) -> list[asyncpg.Record]:
+        self,
+        row: type[Claimed],
+        runner: Runner,
+        queue: str,
+        lanes: Sequence[str],
+        seats: "Sequence[Seat]",
+        runs_on: str | None,
+    ) -> list[Claimed]:
         """The same in a queue with fair_by: best priority first, then each value in turn."""
-        claimed: list[asyncpg.Record] = []
+        claimed: list[Claimed] = []
         below = fair.TOP
         for _ in range(fair.MAX_ROUNDS):
             heads = await runner.fetch(fair.BEST_RANK, queue, list(lanes), below)
@@ -278,7 +301,7 @@ class Claims:
             limit = sum(seat.limit for seat in seats)
             served = self._turns.served(queue, here)
             found = await runner.fetch(
-                CLAIM_FAIRLY,
+                _FAIR[row],
                 queue,
                 here,
                 served,
@@ -288,8 +311,9 @@ class Claims:
                 runs_on,
                 secrets.token_bytes(24),
             )
-            self._turns.learn(queue, found)
-            claimed += found
+            taken = as_rows(row, found)
+            self._turns.learn(queue, taken)
+            claimed += taken
             seats = _left_over(seats, len(found))
             if not found:
                 # All that is left of this rank is being claimed by others in this moment.
@@ -298,19 +322,24 @@ class Claims:
             return claimed
         if seats:
             # Jobs from before the queue was fair, which have no value yet.
-            claimed += await self._claim(runner, queue, lanes, seats, runs_on)
+            claimed += await self._claim(row, runner, queue, lanes, seats, runs_on)
         return claimed
 
     async def _claim_within_limits(
-        self, rules: QueueRules, lanes: Sequence[str], seats: "Sequence[Seat]", runs_on: str | None
-    ) -> list[asyncpg.Record]:
+        self,
+        row: type[Claimed],
+        rules: QueueRules,
+        lanes: Sequence[str],
+        seats: "Sequence[Seat]",
+        runs_on: str | None,
+    ) -> list[Claimed]:
         async with self._database.transaction() as connection:
             allowed = await limits.allowance(connection, rules)
             seats = _at_most(seats, allowed.jobs)
-            claimed: list[asyncpg.Record] = []
+            claimed: list[Claimed] = []
             if seats:
                 claim = self._claim_fairly if rules.settings.fair_by is not None else self._claim
-                claimed = await claim(connection, rules.name, lanes, seats, runs_on)
+                claimed = await claim(row, connection, rules.name, lanes, seats, runs_on)
                 await limits.spend(connection, rules, len(claimed))
         allowed.spend(len(claimed))
         gate = allowed.gate
@@ -473,7 +502,7 @@ async def heads_of(database: Database, queues: Collection[str]) -> list[Head]:
     return [_head(row) for row in await database.fetch(HEADS_OF, list(queues))]
 
 
-def _head(row: asyncpg.Record) -> Head:
+def _head(row: Any) -> Head:
     return Head(row["queue"], row["lane"], row["rank"], row["ready_at"], row["waited_seconds"], row["id"])
 
 

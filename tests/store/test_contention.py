@@ -45,7 +45,7 @@ class Crowd:
 
     async def claim(self) -> None:
         claimed = await claim(self.database, limit=10, claims=Claims(self.database))
-        self.held += [(record["id"], record["lease_token"]) for record in claimed]
+        self.held += [(record.id, record.lease_token) for record in claimed]
         random.shuffle(self.held)
         del self.held[:-60]
 

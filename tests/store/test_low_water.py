@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 
 from app.store import claims
 from app.store.claims import HIGHEST, LOWEST, SLACK, THE_BEGINNING, Band, LowWater
+from app.store.job import ClaimedJob
+from tests.rows import made_up
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
-def claimed(rank: int, at: datetime = NOON, lane: str = "a") -> dict[str, object]:
-    return {"lane": lane, "rank": rank, "ready_at": at}
+def claimed(rank: int, at: datetime = NOON, lane: str = "a") -> ClaimedJob:
+    return made_up(ClaimedJob, lane=lane, rank=rank, ready_at=at)
 
 
 def test_nothing_learnt_is_one_band_from_the_beginning() -> None:
