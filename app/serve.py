@@ -20,7 +20,6 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from types import FrameType
 
-import asyncpg
 import structlog
 import uvicorn
 import uvloop
@@ -33,7 +32,7 @@ from app.errors import Unavailable
 from app.main import Foreman, create_app
 from app.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from app.store.migrate import migrate
-from app.store.outage import REMIND_SECONDS, Cause, Outage, Trouble, cause_of, words_of
+from app.store.outage import REMIND_SECONDS, Cause, Outage, PostgresError, Trouble, cause_of, words_of
 from app.targets.config import from_environment
 from app.telemetry import configure_logging
 from app.webhooks.outgoing import Outgoing, for_development
@@ -172,8 +171,8 @@ async def _start_patiently(foreman: Foreman, tell: Callable[[Cause], None]) -> N
         try:
             await migrate(url)
             await foreman.start()
-        except (Unavailable, asyncpg.PostgresError) as problem:
-            beneath = problem if isinstance(problem, asyncpg.PostgresError) else problem.__cause__ or problem
+        except (Unavailable, PostgresError) as problem:
+            beneath = problem if isinstance(problem, PostgresError) else problem.__cause__ or problem
         else:
             return
         now = time.monotonic()

@@ -71,7 +71,7 @@ class Side:
         claimed = await self.claims.claim("default", ["noop"], [Seat("bench", BATCH, 60)])
         took = time.perf_counter() - began
         assert len(claimed) == BATCH
-        done = [Settlement(job["id"], job["lease_token"], Verb.COMPLETE, result="null") for job in claimed]
+        done = [Settlement(job.id, job.lease_token, Verb.COMPLETE, result="null") for job in claimed]
         await settle(self.database, done)
         return took
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
-import asyncpg
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,6 +24,7 @@ from app.jobs.submission import NAME, invalid
 from app.store import artifacts as store
 from app.store.artifacts import NewArtifact
 from app.store.changes import Changes
+from app.store.job import Job
 from app.store.read import get_job
 from app.telemetry import ARTIFACT_BYTES
 
@@ -213,10 +213,8 @@ async def _find(house: House, job_id: str, name: str, tenant: str) -> Found:
         raise NotFound("There is no such artifact.")
     row = await store.get(house.database, job_id, name, tenant)
     if row is not None:
-        data = row["data"] if row["content"] is None else row["content"].encode()
-        return Found(
-            row["content_type"], row["size"], row["etag"] or f'"{row["size"]}"', data, row["location"]
-        )
+        data = row.data if row.content is None else row.content.encode()
+        return Found(row.content_type, row.size, row.etag or f'"{row.size}"', data, row.location)
     job = await get_job(house.database, job_id, tenant)
     if job is None:
         raise NotFound("There is no such job.")
@@ -228,11 +226,11 @@ async def _find(house: House, job_id: str, name: str, tenant: str) -> Found:
     return Found(content_type, len(data), etag, data, None)
 
 
-def _of_result(job: asyncpg.Record, name: str) -> tuple[str | None, str]:
+def _of_result(job: Job, name: str) -> tuple[str | None, str]:
     """What can be had by a name although nobody put it there: the answer of an LLM job, the result of any."""
     if name == COMPLETION:
-        return completion(job["kind"], job["result"]), completion_type(job["kind"])
-    return job["result"] if name == RESULT else None, "application/json"
+        return completion(job.kind, job.result), completion_type(job.kind)
+    return job.result if name == RESULT else None, "application/json"
 
 
 def _etags(given: str) -> set[str]:

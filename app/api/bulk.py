@@ -4,7 +4,6 @@ import asyncio
 import time
 from typing import Any
 
-import asyncpg
 import msgspec
 import orjson
 from starlette.requests import Request
@@ -71,9 +70,9 @@ async def get(request: Request) -> Response:
 @router.post("/bulk-operations/{operation_id}/stop", **describe.STOP_BULK)
 async def stop(request: Request) -> Response:
     operation = await _operation(request)
-    stopped = await bulk.stop(house_of(request).database, operation["id"], tenant_of(request))
+    stopped = await bulk.stop(house_of(request).database, operation.id, tenant_of(request))
     if stopped is None:
-        raise InvalidTransition(f"This operation is {operation['state']} already.", state=operation["state"])
+        raise InvalidTransition(f"This operation is {operation.state} already.", state=operation.state)
     return json_response(dump(_document(stopped)))
 
 
@@ -105,25 +104,25 @@ async def run_bulk(request: Request, action: str, wanted: BulkRequest) -> Respon
     begun = await bulk.begin(house.database, action, matching, tenant)
     house.hub.announce(begun)
     [operation] = begun.answers
-    headers = {"location": f"/bulk-operations/{operation['id']}"}
+    headers = {"location": f"/bulk-operations/{operation.id}"}
     wait = prefer_wait(request)
     if wait is not None:
         operation = await _wait(house, operation, tenant, wait)
-        if operation["state"] != "running":
+        if operation.state != "running":
             headers["preference-applied"] = f"wait={wait}"
             return json_response(dump(_document(operation)), 200, headers)
     return json_response(dump(_document(operation)), 202, headers)
 
 
-async def _wait(house: House, operation: asyncpg.Record, tenant: str, seconds: float) -> asyncpg.Record:
+async def _wait(house: House, operation: bulk.Operation, tenant: str, seconds: float) -> bulk.Operation:
     ends = time.monotonic() + seconds
-    while operation["state"] == "running" and time.monotonic() < ends and not house.hub.closing:
+    while operation.state == "running" and time.monotonic() < ends and not house.hub.closing:
         await asyncio.sleep(LOOK_SECONDS)
-        operation = await bulk.get(house.database, operation["id"], tenant) or operation
+        operation = await bulk.get(house.database, operation.id, tenant) or operation
     return operation
 
 
-async def _operation(request: Request) -> asyncpg.Record:
+async def _operation(request: Request) -> bulk.Operation:
     operation_id: str = request.path_params["operation_id"]
     found = (
         await bulk.get(house_of(request).database, operation_id, tenant_of(request))
@@ -154,17 +153,17 @@ def _filter(given: JobFilter) -> Filter:
     )
 
 
-def _document(operation: asyncpg.Record) -> dict[str, Any]:
-    kept = orjson.loads(operation["filter"])
+def _document(operation: bulk.Operation) -> dict[str, Any]:
+    kept = orjson.loads(operation.filter)
     return {
-        "operation_id": operation["id"],
-        "action": operation["action"],
+        "operation_id": operation.id,
+        "action": operation.action,
         "filter": {name: value for name, value in kept.items() if value},
-        "state": operation["state"],
-        "matched": operation["matched"],
-        "visited": operation["passed"],
-        "moved": operation["moved"],
-        "created_at": operation["created_at"],
-        "updated_at": operation["updated_at"],
-        "completed_at": operation["completed_at"],
+        "state": operation.state,
+        "matched": operation.matched,
+        "visited": operation.passed,
+        "moved": operation.moved,
+        "created_at": operation.created_at,
+        "updated_at": operation.updated_at,
+        "completed_at": operation.completed_at,
     }

@@ -68,6 +68,4 @@ async def _refusal(house: House, job_id: str, tenant: str) -> Exception:
     job = await read.get_job(house.database, job_id, tenant)
     if job is None:
         return NotFound("There is no such job.")
-    return InvalidTransition(
-        f"Only a failed job is a dead letter; this one is {job['state']}.", state=job["state"]
-    )
+    return InvalidTransition(f"Only a failed job is a dead letter; this one is {job.state}.", state=job.state)

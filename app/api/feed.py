@@ -3,7 +3,6 @@
 import re
 import time
 
-import asyncpg
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -18,7 +17,7 @@ from app.events.bulletin import BulletinReader
 from app.events.sse import COMMENT, event_json, frame
 from app.jobs.event_types import parse_types
 from app.jobs.submission import invalid
-from app.store.announcements import Place
+from app.store.announcements import FeedEvent, Place
 
 router = direct_router("operators")
 
@@ -35,11 +34,11 @@ class Wanted:
         self._queues = frozenset(query.getlist("queue"))
         self._tenant = tenant_of(request)
 
-    def __call__(self, event: asyncpg.Record) -> bool:
+    def __call__(self, event: FeedEvent) -> bool:
         return (
-            event["tenant"] == self._tenant
-            and (self._types is None or event["type"] in self._types)
-            and (not self._queues or event["queue"] in self._queues)
+            event.tenant == self._tenant
+            and (self._types is None or event.type in self._types)
+            and (not self._queues or event.queue in self._queues)
         )
 
 
@@ -60,7 +59,7 @@ async def feed(request: Request) -> ASGIApp:
     return json_response(b'{"events":[%b],"next_after":"%b"}' % (documents, _text(reader.place).encode()))
 
 
-async def _read(house: House, reader: BulletinReader, wanted: Wanted, seconds: float) -> list[asyncpg.Record]:
+async def _read(house: House, reader: BulletinReader, wanted: Wanted, seconds: float) -> list[FeedEvent]:
     ends = time.monotonic() + seconds
     with house.hub.any_change(reader.alarm.ring):
         while True:
@@ -103,13 +102,13 @@ class FeedStream:
                 spoke = time.monotonic()
 
 
-def _frame(event: asyncpg.Record) -> bytes:
-    return frame(_text(Place(event["xid"], event["position"])), event["type"], _json(event))
+def _frame(event: FeedEvent) -> bytes:
+    return frame(_text(Place(event.xid, event.position)), event.type, _json(event))
 
 
-def _json(event: asyncpg.Record) -> bytes:
-    more = {"truncated": True} if event["data_is_cut"] else {}
-    return event_json(event, job_id=event["job_id"], queue=event["queue"], **more)
+def _json(event: FeedEvent) -> bytes:
+    more = {"truncated": True} if event.data_is_cut else {}
+    return event_json(event, job_id=event.job_id, queue=event.queue, **more)
 
 
 def _text(place: Place) -> str:

@@ -7,7 +7,6 @@ import time
 from datetime import UTC, datetime
 from typing import Any
 
-import asyncpg
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,6 +26,7 @@ from app.jobs.submission import NewJob, explain, invalid, parse_job
 from app.loops.off_loop import off_loop
 from app.store import read, steer
 from app.store.idempotency import Submission
+from app.store.job import Job
 from app.store.read import Filter
 
 router = direct_router("jobs")
@@ -54,7 +54,7 @@ async def submit(request: Request) -> Response:
     wait = prefer_wait(request)
     if wait is not None:
         finished = await _wait_until_terminal(house, job_id, tenant, wait)
-        if finished is not None and finished["state"] in TERMINAL:
+        if finished is not None and finished.state in TERMINAL:
             headers["preference-applied"] = f"wait={wait}"
             return json_response(dump(job_document(finished)), 200, headers)
     if receipt.answers is not None:
@@ -113,15 +113,13 @@ async def get_job(request: Request) -> Response:
     job = await _wait_until_terminal(house, job_id, tenant_of(request), wait)
     if job is None:
         raise NotFound("There is no such job.")
-    etag = f'"{job["seq"]}"'
+    etag = f'"{job.seq}"'
     if not_modified(request, etag):
         return Response(status_code=304, headers={"etag": etag})
     return json_response(dump(await _live_document(house, job)), 200, {"etag": etag})
 
 
-async def _wait_until_terminal(
-    house: House, job_id: str, tenant: str, seconds: float
-) -> asyncpg.Record | None:
+async def _wait_until_terminal(house: House, job_id: str, tenant: str, seconds: float) -> Job | None:
     """The job as soon as it has ended, or as it is when the time is over. Holds no connection meanwhile."""
     if seconds <= 0:
         return await read.get_job(house.database, job_id, tenant)
@@ -130,9 +128,9 @@ async def _wait_until_terminal(
         while True:
             job = await read.get_job(house.database, job_id, tenant)
             left = ends - time.monotonic()
-            if job is None or job["state"] in TERMINAL or left <= 0 or house.hub.closing:
+            if job is None or job.state in TERMINAL or left <= 0 or house.hub.closing:
                 return job
-            await watch.changed(job["seq"], left)
+            await watch.changed(job.seq, left)
 
 
 @router.get("/jobs", **describe.LIST_JOBS)
@@ -151,7 +149,7 @@ async def page(request: Request, house: House, wanted: Filter, limit: int, name:
         following = request.url.include_query_params(cursor=cursor)
         headers["link"] = f'<{following.path}?{following.query}>; rel="next"'
     unwanted = await house.claimers.missing(found.jobs)
-    documents = [job_document(job, whole=False, unwanted_since=unwanted.get(job["id"])) for job in found.jobs]
+    documents = [job_document(job, unwanted_since=unwanted.get(job.id)) for job in found.jobs]
     return json_response(dump({name: documents, "next_cursor": cursor}), 200, headers)
 
 
@@ -273,7 +271,7 @@ async def retry(request: Request) -> Response:
         if job is None:
             raise NotFound("There is no such job.")
         raise InvalidTransition(
-            f"Only a failed job can be retried; this one is {job['state']}.", state=job["state"]
+            f"Only a failed job can be retried; this one is {job.state}.", state=job.state
         )
     # Read before anybody is told: the answer shows the job as it was revived, not as a quick worker made it.
     document = await document_of(house, job_id, tenant)
@@ -294,7 +292,7 @@ async def delete(request: Request) -> Response:
     if job is None:
         raise NotFound("There is no such job.")
     raise InvalidTransition(
-        f"Only a job that has ended can be deleted; this one is {job['state']}.", state=job["state"]
+        f"Only a job that has ended can be deleted; this one is {job.state}.", state=job.state
     )
 
 
@@ -312,8 +310,8 @@ async def document_of(house: House, job_id: str, tenant: str) -> bytes:
     return dump(await _live_document(house, job))
 
 
-async def _live_document(house: House, job: asyncpg.Record) -> dict[str, Any]:
+async def _live_document(house: House, job: Job) -> dict[str, Any]:
     """The job with what is found out while it is read; none of that moves its `seq`, and so its ETag."""
     position = await read.queue_position(house.database, job)
     unwanted = await house.claimers.missing([job])
-    return job_document(job, queue_position=position, unwanted_since=unwanted.get(job["id"]))
+    return job_document(job, queue_position=position, unwanted_since=unwanted.get(job.id))

@@ -8,7 +8,7 @@ still has its status; after the first byte it comes in-band, and every stream en
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -29,7 +29,7 @@ from app.api.jobs import cancel_job, fingerprint_of
 from app.dialects import Dialect, Kind, asks_to_stream
 from app.dialects.parts import PartFrames
 from app.errors import ForemanError, InvalidRequest, Unavailable
-from app.events.follow import Ended, Followed, Follower, Output, Restarted
+from app.events.follow import Ended, Ending, Followed, Follower, Output, Restarted
 from app.jobs import verbatim
 from app.jobs.ids import new_id
 from app.jobs.lanes import llm_lane
@@ -287,19 +287,19 @@ class Waiting(Response):
                         surfaces.sign_of_life(call.dialect, frames.silence(datetime.now(UTC)))
                     )
 
-    async def _last_words(self, line: "_Line", frames: PartFrames, job: Mapping[str, Any]) -> None:
+    async def _last_words(self, line: "_Line", frames: PartFrames, job: Ending) -> None:
         call = self._call
-        PASSTHROUGH.labels(call.dialect, job["state"]).inc()
-        if job["state"] != "done":
+        PASSTHROUGH.labels(call.dialect, job.state).inc()
+        if job.state != "done":
             status, message, code = _what_went_wrong(job)
             await line.error(status, message, code)
         elif call.streams:
-            ending = frames.ending(orjson.loads(job["result"]), datetime.now(UTC))
+            ending = frames.ending(orjson.loads(job.result or "{}"), datetime.now(UTC))
             await line.say(
                 surfaces.frames_bytes(call.dialect, ending) + surfaces.end_of_stream(call.dialect), last=True
             )
         else:
-            await line.whole(job["result"].encode())
+            await line.whole((job.result or "{}").encode())
 
     async def _hung_up(self) -> None:
         """The caller is gone, or was told that it must ask again."""
@@ -347,13 +347,13 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def _what_went_wrong(job: Mapping[str, Any]) -> tuple[int, str, str | None]:
-    if job["state"] in LIVE:
+def _what_went_wrong(job: Ending) -> tuple[int, str, str | None]:
+    if job.state in LIVE:
         return 503, CLOSING, "unavailable"
-    if job["state"] != "failed":
-        status, message = _WORDS.get(job["state"], (500, "the job failed"))
-        return status, message, job["state"]
-    error = orjson.loads(job["error"] or "{}")
+    if job.state != "failed":
+        status, message = _WORDS.get(job.state, (500, "the job failed"))
+        return status, message, job.state
+    error = orjson.loads(job.error or "{}")
     return int(error.get("status") or 500), error.get("message") or "the job failed", error.get("code")
 
 

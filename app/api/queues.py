@@ -3,7 +3,6 @@
 import re
 from typing import Any
 
-import asyncpg
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,7 +27,7 @@ async def list_queues(request: Request) -> Response:
     house = house_of(request)
     counts = await house.queues.census.take()
     found = await queues.list_queues(house.database)
-    shown = [_shown(house, row, counts.get(row["name"])) for row in found]
+    shown = [_shown(house, row, counts.get(row.name)) for row in found]
     return json_response(dump({"queues": shown}))
 
 
@@ -83,14 +82,14 @@ async def _document(house: House, name: str) -> dict[str, Any]:
     return _shown(house, found[0], (await house.queues.census.take()).get(name))
 
 
-def _shown(house: House, row: asyncpg.Record, count: QueueCount | None) -> dict[str, Any]:
+def _shown(house: House, row: queues.Queue, count: QueueCount | None) -> dict[str, Any]:
     count = count or QueueCount()
-    settings = in_force(orjson.loads(row["settings"]), house.queues.usual_retention)
-    paused = row["paused_at"] is not None
+    settings = in_force(orjson.loads(row.settings), house.queues.usual_retention)
+    paused = row.paused_at is not None
     return {
-        "name": row["name"],
+        "name": row.name,
         "paused": paused,
-        "paused_at": row["paused_at"],
+        "paused_at": row.paused_at,
         **settings,
         "counts": count.states,
         "ready": count.ready,
@@ -99,14 +98,14 @@ def _shown(house: House, row: asyncpg.Record, count: QueueCount | None) -> dict[
             "key_busy": count.held["key"],
             "waiting_for": count.held["waiting_for"],
         },
-        "gated_by": count.gated_by(load_settings(row["settings"]), paused=paused),
+        "gated_by": count.gated_by(load_settings(row.settings), paused=paused),
         "ages": {
             "oldest_queued_seconds": count.oldest_queued_seconds,
             "oldest_running_seconds": count.oldest_running_seconds,
         },
         "rates": {f"{name}_per_second": count.per_second.get(part, 0.0) for name, part in RATES.items()},
-        "created_at": row["created_at"],
-        "updated_at": row["updated_at"],
+        "created_at": row.created_at,
+        "updated_at": row.updated_at,
     }
 
 

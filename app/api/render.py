@@ -3,19 +3,20 @@
 from datetime import UTC, datetime
 from typing import Any
 
-import asyncpg
+import msgspec
 import orjson
 
 from app.jobs.artifacts import artifact_list
 from app.jobs.lanes import NO_WORKER, TARGET_ASLEEP
-from app.jobs.states import TERMINAL
+from app.store.job import Job, JobSummary
 
 # How the driver shows infinity: without a zone, so it equals no moment that has one.
 INFINITY = datetime.max  # noqa: DTZ901 - see above
 
 
 def dump(document: Any) -> bytes:
-    return orjson.dumps(document, option=orjson.OPT_UTC_Z)
+    """As JSON; rows of the store may be parts of the document as they are."""
+    return orjson.dumps(document, msgspec.structs.asdict, orjson.OPT_UTC_Z)
 
 
 def raw(text: str | None) -> orjson.Fragment | None:
@@ -28,74 +29,78 @@ def moment(at: datetime | None) -> datetime | None:
 
 
 def job_document(
-    job: asyncpg.Record,
+    job: JobSummary,
     *,
-    whole: bool = True,
     queue_position: int | None = None,
     unwanted_since: datetime | None = None,
 ) -> dict[str, Any]:
-    """The job as specified; a list shows it without payload, result and artifacts.
+    """The job as specified; a summary of it is shown without payload, result and artifacts.
 
     `unwanted_since`: since when nobody has asked for its kind; not in the row, because it is nobody's doing.
     """
     document: dict[str, Any] = {
-        "job_id": job["id"],
-        "kind": job["kind"],
-        "queue": job["queue"],
-        "state": job["state"],
-        "reason": NO_WORKER if unwanted_since else job["reason"],
-        "priority": job["priority"],
-        "model": job["model"],
+        "job_id": job.id,
+        "kind": job.kind,
+        "queue": job.queue,
+        "state": job.state,
+        "reason": NO_WORKER if unwanted_since else job.reason,
+        "priority": job.priority,
+        "model": job.model,
     }
-    if whole:
-        document["payload"] = raw(job["payload"])
-        document["result"] = raw(job["result"])
+    if isinstance(job, Job):
+        document["payload"] = raw(job.payload)
+        document["result"] = raw(job.result)
     document |= {
-        "error": raw(job["error"]),
-        "attempt": job["attempt"],
-        "max_attempts": job["max_attempts"],
-        "deferrals": job["deferrals"],
-        "progress": raw(job["progress"]),
-        "created_at": job["created_at"],
+        "error": raw(job.error),
+        "attempt": job.attempt,
+        "max_attempts": job.max_attempts,
+        "deferrals": job.deferrals,
+        "progress": raw(job.progress),
+        "created_at": job.created_at,
         # A sleeping target is waited for, however soon it is asked again: there is no moment to name.
-        "run_at": None if job["reason"] == TARGET_ASLEEP else moment(job["run_at"]),
-        "started_at": job["started_at"],
-        "completed_at": job["completed_at"],
-        "updated_at": job["updated_at"],
-        "deadline": job["deadline"],
-        "worker": job["worker"],
-        "target": job["runs_on"] or job["target"],
-        "lease_expires_at": job["lease_expires_at"],
-        "concurrency_key": job["concurrency_key"],
-        "parent_id": job["parent_id"],
-        "metadata": raw(job["metadata"]) or {},
+        "run_at": None if job.reason == TARGET_ASLEEP else moment(job.run_at),
+        "started_at": job.started_at,
+        "completed_at": job.completed_at,
+        "updated_at": job.updated_at,
+        "deadline": job.deadline,
+        "worker": job.worker,
+        "target": job.runs_on or job.target,
+        "lease_expires_at": job.lease_expires_at,
+        "concurrency_key": job.concurrency_key,
+        "parent_id": job.parent_id,
+        "metadata": raw(job.metadata) or {},
     }
-    if whole:
+    if isinstance(job, Job):
         document["artifacts"] = artifacts(job)
     document |= {
         "trace": {
-            "request_id": job["request_id"],
-            "traceparent": job["traceparent"],
-            "tracestate": job["tracestate"],
+            "request_id": job.request_id,
+            "traceparent": job.traceparent,
+            "tracestate": job.tracestate,
         },
         "timings": timings(job, datetime.now(UTC)),
-        "seq": job["seq"],
-        "usage": raw(job["usage"]),
+        "seq": job.seq,
+        "usage": raw(job.usage),
     }
-    if job["state"] == "queued":
+    if job.state == "queued":
         document["queue_position"] = queue_position
     if unwanted_since:
         document["reason_since"] = unwanted_since
     return document
 
 
-def timings(job: asyncpg.Record, now: datetime) -> dict[str, float]:
+def timings(job: JobSummary, now: datetime) -> dict[str, float]:
     """Seconds spent in each phase, the current one included."""
-    spent = {phase: job[f"{phase}_seconds"] for phase in ("queued", "loading", "working")}
-    if job["state"] not in TERMINAL:
-        spent[job["state"]] += max(0.0, (now - job["entered_at"]).total_seconds())
-    return {f"{phase}_seconds": round(seconds, 6) for phase, seconds in spent.items()}
+    spent = {
+        "queued_seconds": job.queued_seconds,
+        "loading_seconds": job.loading_seconds,
+        "working_seconds": job.working_seconds,
+    }
+    phase = f"{job.state}_seconds"
+    if phase in spent:
+        spent[phase] += max(0.0, (now - job.entered_at).total_seconds())
+    return {name: round(seconds, 6) for name, seconds in spent.items()}
 
 
-def artifacts(job: asyncpg.Record) -> list[dict[str, Any]]:
-    return artifact_list(job["id"], job["kind"], job["result"], job.get("stored_artifacts"))
+def artifacts(job: Job) -> list[dict[str, Any]]:
+    return artifact_list(job.id, job.kind, job.result, job.stored_artifacts)

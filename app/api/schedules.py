@@ -3,7 +3,6 @@
 import re
 from typing import Any
 
-import asyncpg
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
@@ -66,8 +65,8 @@ async def put_schedule(request: Request) -> Response:
     if not changes.answers:
         raise Conflict("There is a schedule of that name already.")
     house.hub.announce(changes)
-    row = changes.answers[0]
-    return json_response(dump(_document(row)), 201 if row["created"] else 200)
+    schedule, created = changes.answers[0]
+    return json_response(dump(_document(schedule)), 201 if created else 200)
 
 
 @router.delete("/schedules/{name}", status_code=204, **describe.DELETE_SCHEDULE)
@@ -97,17 +96,17 @@ def _name_of(request: Request, *, new: bool = False) -> str:
     return name
 
 
-def _document(row: asyncpg.Record) -> dict[str, Any]:
+def _document(row: schedules.Schedule) -> dict[str, Any]:
     return {
-        "name": row["name"],
-        "cron": row["cron"],
-        "timezone": row["timezone"],
-        "job": raw(row["job"]),
-        "next_at": row["next_at"],
-        "last_at": row["last_at"],
-        "last_job_id": row["last_job_id"],
-        "last_outcome": row["last_outcome"],
-        "last_error": row["last_error"],
-        "created_at": row["created_at"],
-        "updated_at": row["updated_at"],
+        "name": row.name,
+        "cron": row.cron,
+        "timezone": row.timezone,
+        "job": raw(row.job),
+        "next_at": row.next_at,
+        "last_at": row.last_at,
+        "last_job_id": row.last_job_id,
+        "last_outcome": row.last_outcome,
+        "last_error": row.last_error,
+        "created_at": row.created_at,
+        "updated_at": row.updated_at,
     }

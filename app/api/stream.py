@@ -2,10 +2,9 @@
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
-import asyncpg
 import orjson
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -17,10 +16,11 @@ from app.api.house import House, house_of, tenant_of
 from app.api.jobs import job_id_of
 from app.api.lines import Line, is_stream, open_line
 from app.errors import ForemanError, NotFound, Unavailable
-from app.events.follow import Ended, Follower, Output, Quiet, Restarted
+from app.events.follow import Ended, Ending, Follower, Output, Quiet, Restarted
 from app.events.frames import GONE, RESTARTED, Frames
 from app.events.sse import COMMENT, DONE, frame
 from app.jobs.submission import invalid
+from app.store.job import Job
 from app.store.read import get_job
 
 router = direct_router("events")
@@ -40,15 +40,15 @@ async def stream(request: Request) -> ASGIApp:
     job = await get_job(house.database, job_id_of(request), tenant)
     if job is None:
         raise NotFound("There is no such job.")
-    if job["kind"] not in {"chat", "generate"}:
-        raise invalid("job_id", f"a job of kind {job['kind']} has no tokens to stream; read its events")
-    follower = Follower(house.database, house.hub, house.feed, job["id"], tenant)
+    if job.kind not in {"chat", "generate"}:
+        raise invalid("job_id", f"a job of kind {job.kind} has no tokens to stream; read its events")
+    follower = Follower(house.database, house.hub, house.feed, job.id, tenant)
     resumed = request.headers.get("last-event-id")
     if resumed is not None:
         await follower.resume(*_place(resumed))
     if dialect == "openai":
-        return TokenStream(house, job["id"], follower, OpenAIVoice(job))
-    return TokenStream(house, job["id"], follower, OllamaVoice(job, sse=wants_stream(request)))
+        return TokenStream(house, job.id, follower, OpenAIVoice(job))
+    return TokenStream(house, job.id, follower, OllamaVoice(job, sse=wants_stream(request)))
 
 
 def _place(given: str) -> tuple[int, int]:
@@ -78,20 +78,20 @@ class Voice:
     def silence(self) -> bytes:
         return COMMENT if self.sse else self.render([self.frames.silence()])
 
-    def ended(self, job: Mapping[str, Any]) -> bytes:
+    def ended(self, job: Ending) -> bytes:
         return self.render(self.frames.ended(job))
 
 
 class OllamaVoice(Voice):
-    def __init__(self, job: asyncpg.Record, *, sse: bool) -> None:
+    def __init__(self, job: Job, *, sse: bool) -> None:
         super().__init__(Frames(job, "ollama"), sse=sse)
 
 
 class OpenAIVoice(Voice):
-    def __init__(self, job: asyncpg.Record) -> None:
+    def __init__(self, job: Job) -> None:
         super().__init__(Frames(job, "openai"), sse=True)
 
-    def ended(self, job: Mapping[str, Any]) -> bytes:
+    def ended(self, job: Ending) -> bytes:
         frames = self.frames.ended(job)
         # An error is the end by itself; `[DONE]` behind it would say that all went well.
         return self.render(frames) + (b"" if any("error" in each for each in frames) else DONE)

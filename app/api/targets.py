@@ -155,7 +155,7 @@ async def usage(request: Request) -> Response:
         days=min(DEFAULT_DAYS, until.toordinal() - 1)
     )
     rows = await sums(house.database, tenant_of(request), since, until, query.get("model"))
-    return json_response(dump({"usage": [dict(row) for row in rows]}))
+    return json_response(dump({"usage": rows}))
 
 
 def _day(field: str, given: str | None) -> date | None:

@@ -4,7 +4,6 @@ import base64
 import binascii
 from typing import Any
 
-import asyncpg
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,7 +16,7 @@ from app.errors import NotFound
 from app.jobs.ids import ID_LENGTH, is_id
 from app.jobs.submission import invalid
 from app.store import outbox
-from app.store.outbox import DeliveryFilter
+from app.store.outbox import Delivery, DeliveryFilter
 from app.webhooks.message import delivery_id
 
 router = direct_router("webhooks")
@@ -40,7 +39,7 @@ async def of_job(request: Request) -> Response:
         raise NotFound("There is no such job.")
     document: dict[str, Any] = {"deliveries": [_document(each) for each in found[:MAX_OF_JOB]]}
     if len(found) > MAX_OF_JOB:
-        document["next_after"] = found[MAX_OF_JOB - 1]["seq"]
+        document["next_after"] = found[MAX_OF_JOB - 1].seq
     return json_response(dump(document))
 
 
@@ -81,23 +80,23 @@ async def list_all(request: Request) -> Response:
         page = request.url.include_query_params(cursor=following)
         headers["link"] = f'<{page.path}?{page.query}>; rel="next"'
     documents = [
-        {"job_id": each["job_id"], "host": each["host"], "created_at": each["created_at"], **_document(each)}
+        {"job_id": each.job_id, "host": each.host, "created_at": each.created_at, **_document(each)}
         for each in found[:limit]
     ]
     return json_response(dump({"deliveries": documents, "next_cursor": following}), 200, headers)
 
 
-def _document(delivery: asyncpg.Record) -> dict[str, Any]:
+def _document(delivery: Delivery) -> dict[str, Any]:
     return {
-        "delivery_id": delivery_id(delivery["job_id"], delivery["seq"]),
-        "seq": delivery["seq"],
-        "type": delivery["type"],
-        "state": delivery["state"],
-        "tries": delivery["tries"],
-        "last_status": delivery["last_status"],
-        "last_error": delivery["last_error"],
-        "next_try_at": delivery["next_try_at"] if delivery["state"] == "pending" else None,
-        "delivered_at": delivery["delivered_at"],
+        "delivery_id": delivery_id(delivery.job_id, delivery.seq),
+        "seq": delivery.seq,
+        "type": delivery.type,
+        "state": delivery.state,
+        "tries": delivery.tries,
+        "last_status": delivery.last_status,
+        "last_error": delivery.last_error,
+        "next_try_at": delivery.next_try_at if delivery.state == "pending" else None,
+        "delivered_at": delivery.delivered_at,
     }
 
 
@@ -108,8 +107,8 @@ def _number(text: str) -> int | None:
     return number if number <= MAX_SEQ else None
 
 
-def _encode_cursor(last: asyncpg.Record) -> str:
-    return base64.urlsafe_b64encode(f"1:{last['job_id']}:{last['seq']}".encode()).decode().rstrip("=")
+def _encode_cursor(last: Delivery) -> str:
+    return base64.urlsafe_b64encode(f"1:{last.job_id}:{last.seq}".encode()).decode().rstrip("=")
 
 
 def _decode_cursor(cursor: str) -> tuple[str, int]:

@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import asyncpg
 import msgspec
 import orjson
 from starlette.requests import Request
@@ -35,8 +34,10 @@ from app.jobs.ids import is_id
 from app.jobs.lanes import LLM_KINDS, kind_lane
 from app.jobs.submission import invalid
 from app.loops.off_loop import off_loop
+from app.store import read
 from app.store.claims import Seat
 from app.store.events import NewEvent
+from app.store.job import LeasedJob
 from app.store.settle import Lease, Settled, note_late
 from app.store.workers import Presence, list_workers
 
@@ -66,7 +67,7 @@ async def claim(request: Request) -> Response:
         Seat(wanted.worker, wanted.limit, wanted.lease_seconds or 0),
     )
     claimed = await _claim_unless_gone(request, house, claimer, wanted.wait_seconds)
-    documents = [{**job_document(job), "lease_token": job["lease_token"]} for job in claimed]
+    documents = [{**job_document(job), "lease_token": job.lease_token} for job in claimed]
     return json_response(dump({"jobs": documents}))
 
 
@@ -82,10 +83,10 @@ def _lanes(wanted: ClaimRequest, tenant: str) -> Lanes:
 
 async def _claim_unless_gone(
     request: Request, house: House, claimer: Claimer, wait_seconds: float
-) -> list[asyncpg.Record]:
+) -> list[LeasedJob]:
     """Jobs for a claimer that hung up before its answer was ready go back to the queue at once."""
     watch = asyncio.create_task(_watch(request, claimer)) if wait_seconds > 0 else None
-    claimed: list[asyncpg.Record] = []
+    claimed: list[LeasedJob] = []
     answers = False
     try:
         claimed = await house.claim_desk.claim(claimer, wait_seconds)
@@ -145,7 +146,7 @@ async def _settle_one(house: House, job_id: str, verb: str, wanted: Any, body: b
 
 async def _lost(house: House, job_id: str, verb: str) -> Exception:
     """Tell what is the matter, and leave the late one's mark in the log."""
-    if await house.database.fetchval("SELECT 1 FROM jobs WHERE id = $1", job_id) is None:
+    if not await read.exists(house.database, job_id):
         return NotFound("There is no such job.")
     house.hub.announce(await note_late(house.database, [(job_id, verb)]))
     return LeaseLost()
@@ -280,5 +281,7 @@ async def workers(request: Request) -> Response:
     house = house_of(request)
     now = time.time()
     found = await list_workers(house.database, tenant_of(request))
-    documents = [{**dict(each), "alive": now - each["last_seen_at"].timestamp() < 120} for each in found]
+    documents = [
+        {**msgspec.structs.asdict(each), "alive": now - each.last_seen_at.timestamp() < 120} for each in found
+    ]
     return json_response(dump({"workers": documents}))

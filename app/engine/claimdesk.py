@@ -10,12 +10,10 @@ What was claimed for somebody who is gone when the answer comes goes back to its
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import asyncpg
 import structlog
 
 from app.engine.settler import Settler
@@ -24,12 +22,13 @@ from app.events.hub import Hub
 from app.jobs.lanes import worker_tenant
 from app.jobs.states import Verb
 from app.loops.batcher import Batcher
-from app.store.changes import Changes, with_webhooks
-from app.store.claims import Claims, Seat, heads_of
+from app.store.changes import Changes
+from app.store.claims import Claims, Seat
 from app.store.database import Database
+from app.store.heads import heads_of
+from app.store.job import LeasedJob
 from app.store.remembered import Remembered
 from app.store.settle import Settlement
-from app.telemetry import CLAIMED
 
 log = structlog.get_logger()
 
@@ -47,7 +46,7 @@ class AnyLane:
 
 
 Lanes = tuple[str, ...] | AnyLane
-Jobs = list[asyncpg.Record]
+Jobs = list[LeasedJob]
 
 
 @dataclass(slots=True, eq=False)
@@ -204,19 +203,19 @@ class ClaimDesk:
         if not answer.cancelled() and answer.exception() is None:
             self.give_back(answer.result())
 
-    def _spawn(self, job: asyncpg.Record) -> None:
+    def _spawn(self, job: LeasedJob) -> None:
         task = asyncio.create_task(self._release(job))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _release(self, job: asyncpg.Record) -> None:
+    async def _release(self, job: LeasedJob) -> None:
         try:
             await self._settler.settle_surely(
-                Settlement(job["id"], job["lease_token"], Verb.RELEASE, reason="claimer_gone")
+                Settlement(job.id, job.lease_token, Verb.RELEASE, reason="claimer_gone")
             )
         except Unavailable:
             # The lease decides.
-            log.warning("claim.not_given_back", job_id=job["id"])
+            log.warning("claim.not_given_back", job_id=job.id)
 
     def _counter(self, queue: str, lanes: Lanes) -> Batcher[Seat, Jobs]:
         counter = self._counters.get((queue, lanes))
@@ -236,18 +235,15 @@ class ClaimDesk:
             names = [head.lane for head in found if worker_tenant(head.lane) == lanes.tenant]
         else:
             names = list(lanes)
-        claimed = await self._claims.claim(queue, names, seats, whole=True) if names else []
-        self._hub.announce(
-            Changes(
-                jobs={record["id"] for record in claimed},
-                webhooks=with_webhooks((record["id"], record["webhook_url"]) for record in claimed),
-                counts=Counter({(CLAIMED, ()): len(claimed)}),
-            )
-        )
+        claimed: Jobs = []
+        if names:
+            changes = await self._claims.claim_whole(queue, names, seats)
+            self._hub.announce(changes)
+            claimed = changes.answers
         # The statement seated its rows in an order of its own; the worker's name on each tells whose it is.
         by_worker: dict[tuple[str, float], Jobs] = {}
-        for record in claimed:
-            by_worker.setdefault((record["worker"], record["lease_seconds"]), []).append(record)
+        for job in claimed:
+            by_worker.setdefault((job.worker, job.lease_seconds), []).append(job)
         dealt: list[Jobs | Exception] = []
         for seat in seats:
             pile = by_worker.get((seat.worker, seat.lease_seconds), [])

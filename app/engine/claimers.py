@@ -10,10 +10,9 @@ import time
 from collections.abc import Iterable
 from datetime import datetime
 
-import asyncpg
-
 from app.jobs.lanes import BUILTIN_KINDS, LLM_KINDS
 from app.store.database import Database
+from app.store.job import JobSummary
 from app.store.workers import Asked, asked_lately
 
 # Longer than a claimer can wait on the line (60 s) and come back.
@@ -30,17 +29,17 @@ class Claimers:
         self._looked = -REMEMBER_SECONDS
         self._looking = asyncio.Lock()
 
-    async def missing(self, jobs: Iterable[asyncpg.Record]) -> dict[str, datetime]:
+    async def missing(self, jobs: Iterable[JobSummary]) -> dict[str, datetime]:
         """Those of the jobs that could be claimed but that nobody asks for: by id, since when."""
-        waiting = [job for job in jobs if job["state"] == "queued" and job["ready_at"]]
+        waiting = [(job, job.ready_at) for job in jobs if job.state == "queued" and job.ready_at]
         if not waiting:
             return {}
         await self._look()
         found = {}
-        for job in waiting:
+        for job, ready_at in waiting:
             asked = [each for each in self._asked if _takes(each, job)]
             if not any(each.lately for each in asked):
-                found[job["id"]] = max([job["ready_at"], *(each.last_at for each in asked)])
+                found[job.id] = max([ready_at, *(each.last_at for each in asked)])
         return found
 
     async def _look(self) -> None:
@@ -50,11 +49,11 @@ class Claimers:
                 self._looked = time.monotonic()
 
 
-def _takes(asked: Asked, job: asyncpg.Record) -> bool:
-    kind = job["kind"]
-    if job["queue"] not in asked.queues and ANY_QUEUE not in asked.queues:
+def _takes(asked: Asked, job: JobSummary) -> bool:
+    kind = job.kind
+    if job.queue not in asked.queues and ANY_QUEUE not in asked.queues:
         return False
     if kind in BUILTIN_KINDS or kind in LLM_KINDS:
         # Foreman's own workers run them for every tenant; who names no kinds does not get them.
         return kind in asked.kinds
-    return asked.tenant == job["tenant"] and (kind in asked.kinds or not asked.kinds)
+    return asked.tenant == job.tenant and (kind in asked.kinds or not asked.kinds)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import asyncpg
 import structlog
 
 from app.engine.pools import Pool, is_llm_lane
@@ -20,8 +19,10 @@ from app.events.hub import Hub
 from app.executors.llm import LlmExecutor, UnservedExecutor
 from app.loops.loop import Loop
 from app.store.changes import Changes
-from app.store.claims import Claims, Head, HeadsWalk, Seat, heads_of
+from app.store.claims import Claims, Seat
 from app.store.database import Database
+from app.store.heads import Head, HeadsWalk, heads_of
+from app.store.job import ClaimedJob
 from app.store.targets import park, record_resident
 from app.targets.affinity import affinity_of, choose
 from app.targets.registry import Registry
@@ -222,7 +223,7 @@ class Dispatcher:
 
     async def _claim(
         self, target: Target, pool: Pool, queue: str, lane: str, limit: int, resident: str
-    ) -> list[asyncpg.Record]:
+    ) -> list[ClaimedJob]:
         jobs = await self._claim_from(queue, [lane], self._worker.seat(queue, limit), runs_on=target.name)
         if jobs:
             # The claim may have outlasted the hold on the slots; what has none left goes back.
@@ -240,15 +241,17 @@ class Dispatcher:
 
     async def _claim_from(
         self, queue: str, lanes: Sequence[str], seat: Seat, *, runs_on: str | None = None
-    ) -> list[asyncpg.Record]:
+    ) -> list[ClaimedJob]:
         """One queue's trouble is not the others'; when it is asked again is up to `Claims`."""
         try:
-            return await self._claims.claim(queue, lanes, [seat], runs_on=runs_on)
+            changes = await self._claims.claim(queue, lanes, [seat], runs_on=runs_on)
         except Unavailable:
             raise
         except Exception:
             log.exception("dispatcher.claim_failed", queue=queue)
             return []
+        self._hub.announce(changes)
+        return changes.answers
 
     async def _care_for_the_rest(self, waiting: Sequence[Head]) -> bool:
         """Those whom no target that is awake can serve."""

@@ -8,8 +8,8 @@ from typing import Any
 from app.events.hub import Hub
 from app.loops.loop import Loop
 from app.store.changes import Changes
-from app.store.claims import promote, seconds_until_next_due
 from app.store.database import Database
+from app.store.promote import promote, seconds_until_next_due
 
 BATCH = 1000
 

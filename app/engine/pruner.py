@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from app.events.hub import Hub
 from app.loops.loop import Loop
-from app.store.claims import THE_BEGINNING
 from app.store.database import Database
+from app.store.low_water import THE_BEGINNING
 from app.store.prune import ALL, REST_SHARE, forget_keys, plan_walks, prune
 from app.store.queues import QueueBook
 

@@ -16,8 +16,9 @@ from app.events.hub import Hub
 from app.jobs.queue_settings import usual_retention
 from app.store.census import Census
 from app.store.changes import Changes
-from app.store.claims import Claims, heads_of
+from app.store.claims import Claims
 from app.store.database import Database
+from app.store.heads import heads_of
 from app.store.queues import QueueBook
 from app.telemetry import QUEUE_JOBS, QUEUE_OLDEST
 

@@ -9,7 +9,6 @@ import secrets
 from datetime import datetime, timedelta
 from typing import Any
 
-import asyncpg
 import orjson
 import structlog
 
@@ -25,7 +24,7 @@ from app.store.changes import Changes
 from app.store.database import Database
 from app.store.enqueue import Enqueued
 from app.store.idempotency import Receipt, Submission
-from app.store.schedules import Ticked
+from app.store.schedules import DueSchedule, Ticked
 from app.telemetry import TICKS
 
 log = structlog.get_logger()
@@ -71,31 +70,31 @@ class Scheduler:
             schedule = await schedules.take_due(connection)
             if schedule is None:
                 return False
-            cron, zone, now = schedule["cron"], schedule["timezone"], schedule["now"]
+            cron, zone, now = schedule.cron, schedule.timezone, schedule.now
             try:
-                ticks = due_ticks(cron, zone, schedule["next_at"], now, patience=PATIENCE)
-                following = next_tick(cron, zone, max(ticks[-1], schedule["next_at"])) or NEVER
+                ticks = due_ticks(cron, zone, schedule.next_at, now, patience=PATIENCE)
+                following = next_tick(cron, zone, max(ticks[-1], schedule.next_at)) or NEVER
             except Exception as problem:
                 # Such as a time zone that is not known on this machine. It would come first again and again:
                 # it is put off, for the others are behind it.
-                log.exception("scheduler.no_next_tick", schedule=schedule["name"])
+                log.exception("scheduler.no_next_tick", schedule=schedule.name)
                 ticked = Ticked(now, "error", error=f"the next tick is not known: {type(problem).__name__}")
-                await schedules.move_on(connection, schedule["name"], now + PUT_OFF, ticked)
+                await schedules.move_on(connection, schedule.name, now + PUT_OFF, ticked)
                 return True
             for tick in ticks:
                 ticked = await self._enqueue(connection, schedule, tick, enqueued)
                 TICKS.labels(ticked.outcome).inc()
-            await schedules.move_on(connection, schedule["name"], following, ticked)
+            await schedules.move_on(connection, schedule.name, following, ticked)
         for each in enqueued:
             self._hub.announce(each)
         return True
 
     async def _enqueue(
-        self, connection: Any, schedule: asyncpg.Record, tick: datetime, enqueued: list[Enqueued]
+        self, connection: Any, schedule: DueSchedule, tick: datetime, enqueued: list[Enqueued]
     ) -> Ticked:
         """One job; what is wrong with it is remembered, and the schedule goes on."""
         try:
-            size = len(schedule["job"])
+            size = len(schedule.job)
             job = await off_loop(size, _job, schedule)
             submission = Submission([job], job.tenant)
             await off_loop(size, self._intake.apply_rules, [job])
@@ -110,20 +109,20 @@ class Scheduler:
         except ForemanError as refusal:
             return Ticked(tick, refusal.code, error=refusal.detail)
         except Exception as problem:
-            log.exception("scheduler.tick_failed", schedule=schedule["name"])
+            log.exception("scheduler.tick_failed", schedule=schedule.name)
             return Ticked(tick, "error", error=type(problem).__name__)
         enqueued.append(result)
         answer = receipt.each()[0]
         return Ticked(tick, answer.outcome, answer.job_id)
 
 
-def _job(schedule: asyncpg.Record) -> NewJob:
-    body = schedule["job"].encode()
-    job = parse_job(body, schedule["tenant"], MAX_DEPTH)
+def _job(schedule: DueSchedule) -> NewJob:
+    body = schedule.job.encode()
+    job = parse_job(body, schedule.tenant, MAX_DEPTH)
     metadata = orjson.loads(job.metadata) if job.metadata else {}
     if len(metadata) < MAX_METADATA_ENTRIES:
         # Where it came from, for whoever looks for its jobs.
-        job.metadata = orjson.dumps({"schedule": schedule["name"], **metadata}).decode()
+        job.metadata = orjson.dumps({"schedule": schedule.name, **metadata}).decode()
     job.request_id = job.id
     job.traceparent = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
     return job

@@ -93,7 +93,7 @@ class SlotKeeper:
             return
         began = time.monotonic()
         rows = {
-            row["target"]: row
+            row.target: row
             for row in await renew(self._database, self._holder, list(self._held), LEASE_SECONDS)
         }
         keep: dict[str, int] = {}
@@ -104,7 +104,7 @@ class SlotKeeper:
                 continue
             self._until[target] = began + LEASE_SECONDS - MARGIN_SECONDS
             running = self._running(target)
-            if row["wanted"] and running < self._held[target]:
+            if row.wanted and running < self._held[target]:
                 keep[target] = self._held[target] = running
         if keep:
             await shrink(self._database, self._holder, keep)

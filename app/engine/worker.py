@@ -8,12 +8,10 @@ forgets its lanes again. What no pool runs is not remembered at all.
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import asyncpg
 import structlog
 
 from app.engine.pools import Pool
@@ -22,15 +20,16 @@ from app.engine.settler import Settler, as_settlement
 from app.errors import Unavailable
 from app.events.feed import Part
 from app.events.hub import Hub
-from app.executors.protocol import ClaimedJob
 from app.jobs.outcomes import Cancelled, JobError, Outcome, Released, Retry, Succeeded
 from app.jobs.states import Verb
 from app.loops.loop import Loop
-from app.store.changes import Changes, with_webhooks
-from app.store.claims import Claims, HeadsWalk, Seat
+from app.store.changes import Changes
+from app.store.claims import Claims, Seat
 from app.store.database import Database
+from app.store.heads import HeadsWalk
+from app.store.job import ClaimedJob
 from app.store.settle import Settlement, heartbeat
-from app.telemetry import CLAIMED, RUNNING
+from app.telemetry import RUNNING
 
 log = structlog.get_logger()
 
@@ -218,7 +217,9 @@ class Worker:
             return False
         more = True
         try:
-            claimed = await self._claims.claim(queue, lanes, [self.seat(queue, limit)])
+            changes = await self._claims.claim(queue, lanes, [self.seat(queue, limit)])
+            self._hub.announce(changes)
+            claimed = changes.answers
             if claimed:
                 self.begin(pool, claimed)
             more = len(claimed) == limit or self._claims.closed_seconds(queue) is not None
@@ -229,26 +230,18 @@ class Worker:
 
     # -- running -------------------------------------------------------------------------------------
 
-    def begin(self, pool: Pool, claimed: Sequence[asyncpg.Record]) -> None:
+    def begin(self, pool: Pool, claimed: Sequence[ClaimedJob]) -> None:
         """Run what was claimed in this worker's name."""
-        for record in claimed:
-            job = ClaimedJob.from_record(record)
-            self._begin(Run(self, job, pool, time.monotonic(), record["lease_seconds"]))
-            if record["lease_seconds"] < self._lease_seconds:
+        for job in claimed:
+            self._begin(Run(self, job, pool, time.monotonic(), job.lease_seconds))
+            if job.lease_seconds < self._lease_seconds:
                 self._keeper.wake()
-        self._hub.announce(
-            Changes(
-                jobs={record["id"] for record in claimed},
-                webhooks=with_webhooks((record["id"], record["webhook_url"]) for record in claimed),
-                counts=Counter({(CLAIMED, ()): len(claimed)}),
-            )
-        )
 
-    async def give_back(self, claimed: Sequence[asyncpg.Record]) -> None:
+    async def give_back(self, claimed: Sequence[ClaimedJob]) -> None:
         """Return to the queue what was claimed in this worker's name and cannot be run after all."""
         if claimed:
             await self._settler.settle_many(
-                [as_settlement(record["id"], record["lease_token"], Released()) for record in claimed]
+                [as_settlement(job.id, job.lease_token, Released()) for job in claimed]
             )
 
     def _begin(self, run: Run) -> None:

@@ -7,11 +7,10 @@ reader is told, because what was sent cannot be taken back.
 """
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import asyncpg
 import orjson
 
 from app.errors import InvalidRequest, NotFound, Unavailable
@@ -20,7 +19,8 @@ from app.events.hub import Hub, Watch
 from app.jobs.results import completion
 from app.jobs.states import TERMINAL
 from app.store.database import Database
-from app.store.events import Page, Want
+from app.store.events import Event, Page, Want
+from app.store.job import Job
 from app.store.read import get_job
 
 
@@ -46,13 +46,19 @@ class Restarted:
 
 
 @dataclass(frozen=True, slots=True)
+class Ending:
+    """How a job stands when it is followed no further; `result` and `error` are JSON text."""
+
+    state: str
+    result: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
-    """The job ended, or the server is closing: then its state is not terminal. Comes last.
+    """The job ended, or the server is closing: then its state is not terminal. Comes last."""
 
-    Of the job there are at least its state, result and error.
-    """
-
-    job: Mapping[str, Any]
+    job: Ending
 
 
 Followed = Output | Quiet | Restarted | Ended
@@ -99,7 +105,7 @@ class Follower:
     async def resume(self, run: int, position: int) -> None:
         """Go on behind what the reader already has. Raises InvalidRequest for a place never given out."""
         events = (await self._page(run - 1, _WITHOUT_OUTPUT)).events
-        if not events or events[0]["seq"] != run:
+        if not events or events[0].seq != run:
             raise InvalidRequest("Last-Event-ID is not an id of this job's stream.")
         self._run, self._position, self._seq = run, position, run
 
@@ -134,7 +140,7 @@ class Follower:
                     async for each in self._follow_live(live, watch, quiet_seconds):
                         yield each
                 if live.result is not None and self._has_heard(live):
-                    yield Ended({"state": "done", "result": live.result, "error": None})
+                    yield Ended(Ending("done", live.result, None))
                     return
             page = await self._page_when_there(watch)
             if page is None:
@@ -211,29 +217,29 @@ class Follower:
             return []
         job = await self._job()
         # It may have been revived in this very moment.
-        if job["state"] not in TERMINAL and not self._hub.closing:
+        if job.state not in TERMINAL and not self._hub.closing:
             return []
-        return [*self._rest_of(job), Ended(job)]
+        return [*self._rest_of(job), Ended(Ending(job.state, job.result, job.error))]
 
-    async def _job(self) -> asyncpg.Record:
+    async def _job(self) -> Job:
         job = await get_job(self._database, self._job_id, self._tenant)
         if job is None:
             raise NotFound("There is no such job.")
         return job
 
-    async def _read(self, event: asyncpg.Record) -> list[Output]:
-        if event["type"] == _BEGINS:
-            await self._enter(event["seq"])
+    async def _read(self, event: Event) -> list[Output]:
+        if event.type == _BEGINS:
+            await self._enter(event.seq)
             return []
         return [piece for part, start in _parts(event) if (piece := self._piece(part, start)) is not None]
 
     async def _from_last_run(self, page: Page) -> Page:
         """A reader who has nothing yet begins with the run that counts; what earlier ones said is history."""
-        runs = [event["seq"] for event in page.events if event["type"] == _BEGINS]
+        runs = [event.seq for event in page.events if event.type == _BEGINS]
         known = page
         while not known.is_last:
             known = await self._page(known.next_after, _WITHOUT_OUTPUT)
-            runs += [event["seq"] for event in known.events]
+            runs += [event.seq for event in known.events]
         if len(runs) < 2:
             return page
         return await self._page(runs[-1] - 1, _WITH_OUTPUT)
@@ -255,7 +261,7 @@ class Follower:
         while True:
             page = await self._page(after, _WITH_OUTPUT)
             for event in page.events:
-                if event["type"] == _BEGINS:
+                if event.type == _BEGINS:
                     return units[:position]
                 for part, start in _parts(event):
                     if start != len(units):
@@ -267,12 +273,12 @@ class Follower:
                 return units[:position]
             after = page.next_after
 
-    def _rest_of(self, job: asyncpg.Record) -> Iterator[Output]:
+    def _rest_of(self, job: Job) -> Iterator[Output]:
         """What was never written down as a row stands in the result: a quick run's whole answer."""
-        if job["state"] != "done" or job["kind"] == "embed" or not self._result_fits:
+        if job.state != "done" or job.kind == "embed" or not self._result_fits:
             return
         self._hole = False
-        text = completion(job["kind"], job["result"])
+        text = completion(job.kind, job.result)
         piece = self._piece(text, 0) if text else None
         if piece is not None:
             yield piece
@@ -299,9 +305,9 @@ class Follower:
                 raise _DivergedError
 
 
-def _parts(event: asyncpg.Record) -> Iterator[tuple[Part, int]]:
+def _parts(event: Event) -> Iterator[tuple[Part, int]]:
     """The parts of an output row, each with the position at which it begins."""
-    data = orjson.loads(event["data"])
+    data = orjson.loads(event.data or "{}")
     start: int = data["offset"]
     for part in data.get("parts") or [data["text"]]:
         yield part, start

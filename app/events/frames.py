@@ -4,9 +4,8 @@ Output is kept in the dialect of the job's caller and translated for readers who
 happens to the job, its frames end with exactly one that says so: done, with the counts, or an error.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
-from typing import Any
 
 import orjson
 
@@ -14,7 +13,9 @@ from app.dialects import Dialect, Frame, Kind, ReplyForm, asks_for_usage, respon
 from app.dialects.parts import PartFrames, part_of
 from app.dialects.shapes import as_dict, as_list
 from app.events.feed import Part
+from app.events.follow import Ending
 from app.jobs.states import LIVE
+from app.store.job import Job
 
 RESTARTED = "the job was run anew and answers differently; attach again from the start"
 CLOSING = "the server is shutting down and the job goes on; attach again"
@@ -32,22 +33,22 @@ _WORDS = {
 class Frames:
     """One reader's frames, as JSON objects of its dialect."""
 
-    def __init__(self, job: Mapping[str, Any], dialect: Dialect) -> None:
+    def __init__(self, job: Job, dialect: Dialect) -> None:
         """`job` is the row of a chat or generate job."""
-        self._kind: Kind = "chat" if job["kind"] == "chat" else "generate"
-        self._source: Dialect = "openai" if job["dialect"] == "openai" else "ollama"
-        model = job["model"] or ""
+        self._kind: Kind = "chat" if job.kind == "chat" else "generate"
+        self._source: Dialect = "openai" if job.dialect == "openai" else "ollama"
+        model = job.model or ""
         self._frames = PartFrames(
-            self._kind, self._source, model=model, answer_id=job["id"], started_at=job["created_at"]
+            self._kind, self._source, model=model, answer_id=job.id, started_at=job.created_at
         )
         self._translator = response_translator(
             self._kind,
             self._source,
             dialect,
             model=model,
-            answer_id=job["id"],
-            started_at=job["created_at"],
-            form=ReplyForm(include_usage=asks_for_usage(as_dict(orjson.loads(job["payload"])))),
+            answer_id=job.id,
+            started_at=job.created_at,
+            form=ReplyForm(include_usage=asks_for_usage(as_dict(orjson.loads(job.payload)))),
         )
         self._only_text = True
 
@@ -61,10 +62,10 @@ class Frames:
         """In NDJSON: keeps the connection alive. Clients take it for an empty answer."""
         return self._frames.silence(datetime.now(UTC))
 
-    def ended(self, job: Mapping[str, Any]) -> list[Frame]:
+    def ended(self, job: Ending) -> list[Frame]:
         """How the job ended, by its last state."""
-        if job["state"] == "done":
-            result = as_dict(orjson.loads(job["result"] or "{}"))
+        if job.state == "done":
+            result = as_dict(orjson.loads(job.result or "{}"))
             at = datetime.now(UTC)
             unsaid = self._unsaid(result) if self._only_text else None
             return [
@@ -72,10 +73,10 @@ class Frames:
                 *self._translated(self._frames.ending(result, at), at),
                 *self._translator.finish(at),
             ]
-        if job["state"] in LIVE:
+        if job.state in LIVE:
             return self.error(CLOSING)
-        error = as_dict(orjson.loads(job["error"] or "null")) if job["state"] == "failed" else {}
-        return self.error(error.get("message") or _WORDS.get(job["state"], "the job failed"))
+        error = as_dict(orjson.loads(job.error or "null")) if job.state == "failed" else {}
+        return self.error(error.get("message") or _WORDS.get(job.state, "the job failed"))
 
     def error(self, message: str) -> list[Frame]:
         return self._translator.feed(surface_error(self._source, 500, message), datetime.now(UTC))

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import asyncpg
 import orjson
 import structlog
 
@@ -22,7 +21,7 @@ from app.loops.alarm import Alarm
 from app.loops.loop import Loop
 from app.store import notices, read
 from app.store.changes import Changes, Counted, Failure
-from app.store.database import AWAY, Database, connect, translated
+from app.store.database import Database
 from app.telemetry import NOTICES, WATCHED
 
 # How long hints are gathered before they leave together; longer while they follow each other closely.
@@ -33,9 +32,8 @@ CLOSELY_SECONDS = 0.05
 MANY = 250
 # However often "many" is heard, all watched jobs are looked up no more often than this.
 LOOK_AGAIN_SECONDS = 0.05
-# How often the connection that listens is asked whether it still does, and how long it may take to answer.
+# How often the connection that listens is asked whether it still does.
 ASK_SECONDS = 5.0
-ANSWER_SECONDS = 5.0
 
 Listener = Callable[[Changes[Any]], None]
 OnChange = Callable[[], None]
@@ -89,7 +87,7 @@ class Hub:
         # What the other processes have yet to be told.
         self._untold: Changes[None] = Changes()
         self._metrics: dict[Counted, Any] = {}
-        self._connection: asyncpg.Connection | None = None
+        self._connection: notices.Listener | None = None
         self._closing = False
         self._sent = 0.0
         self._looked = 0.0
@@ -105,8 +103,8 @@ class Hub:
 
     async def stop(self) -> None:
         await asyncio.gather(self._sender.stop(), self._poller.stop(), self._listener.stop())
-        if self._connection is not None and not self._connection.is_closed():
-            self._connection.terminate()
+        if self._connection is not None:
+            self._connection.close()
 
     def close_watches(self) -> None:
         """Shutting down: everyone who waits on the line is answered now, with what there is."""
@@ -210,40 +208,25 @@ class Hub:
         return None
 
     async def _listen(self) -> float | None:
-        if self._connection is not None and not self._connection.is_closed():
-            if await self._answers(self._connection):
+        if self._connection is not None and self._connection.is_open:
+            if await self._connection.answers():
                 return None
             # Open, but nobody is at the other end: what passes for idle would never be heard on again.
             log.warning("hub.listening_connection_hangs")
-            self._connection.terminate()
-        self._connection = await self._begin_to_listen()
+            self._connection.close()
+        self._connection = await notices.Listener.open(
+            self._listen_url or "",
+            self._database.listening,
+            self._heard,
+            # A lost connection is replaced at once, not at the next look.
+            self._listener.wake,
+        )
         # Whatever was said while nobody listened is looked up.
         self._poller.wake()
         return None
 
-    async def _begin_to_listen(self) -> asyncpg.Connection:
-        connection = await connect(self._listen_url or "", self._database.listening)
-        try:
-            with translated():
-                async with asyncio.timeout(ANSWER_SECONDS):
-                    await connection.add_listener(notices.CHANNEL, self._heard)
-        except BaseException:
-            connection.terminate()
-            raise
-        # A lost connection is replaced at once, not at the next look.
-        connection.add_termination_listener(lambda _: self._listener.wake())
-        return connection
-
-    async def _answers(self, connection: asyncpg.Connection) -> bool:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await connection.execute("SELECT 1")
-        except AWAY:
-            return False
-        return True
-
-    def _heard(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
-        notice = notices.read(str(payload))
+    def _heard(self, payload: str) -> None:
+        notice = notices.read(payload)
         if notice.origin == self._origin:
             return
         _HEARD.inc()

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import asyncpg
 import orjson
 
-from app.store.events import Page
+from app.store.events import Event, Page
 
 # A comment is a line, not a block: it needs no blank line after it, and parsers that take every blank line
 # for an event see none.
@@ -13,18 +12,18 @@ COMMENT = b": still here\n"
 DONE = b"data: [DONE]\n\n"
 
 
-def event_json(event: asyncpg.Record, **more: Any) -> bytes:
+def event_json(event: Event, **more: Any) -> bytes:
     """One event as specified; what a caller posted goes out as it came in."""
-    data = event["data"]
+    data = event.data
     return orjson.dumps(
         {
             **more,
-            "seq": event["seq"],
-            "type": event["type"],
-            "state": event["state"],
-            "reason": event["reason"],
+            "seq": event.seq,
+            "type": event.type,
+            "state": event.state,
+            "reason": event.reason,
             "data": None if data is None else orjson.Fragment(data),
-            "at": event["at"],
+            "at": event.at,
         },
         option=orjson.OPT_UTC_Z,
     )
@@ -43,7 +42,5 @@ def frame(id_: object | None, type_: str | None, body: bytes) -> bytes:
 def page_frames(page: Page) -> bytes:
     """A page of a log as frames; made once, however many readers share the page."""
     if page.rendered is None:
-        page.rendered = b"".join(
-            [frame(event["seq"], event["type"], event_json(event)) for event in page.events]
-        )
+        page.rendered = b"".join([frame(event.seq, event.type, event_json(event)) for event in page.events])
     return page.rendered

@@ -1,57 +1,11 @@
 """What an executor gets and what it gives back."""
 
-from dataclasses import dataclass
-from datetime import datetime
 from typing import Any, Protocol
 
 from app.jobs.outcomes import Outcome
+from app.store.job import ClaimedJob
 
-
-@dataclass(slots=True)
-class ClaimedJob:
-    """A job as its worker sees it. `payload` is JSON text."""
-
-    id: str
-    tenant: str
-    queue: str
-    lane: str
-    kind: str
-    payload: str
-    model: str | None
-    target: str | None
-    attempt: int
-    max_attempts: int
-    deferrals: int
-    lease_token: str
-    deadline: datetime | None
-    max_duration_seconds: float | None
-    traceparent: str | None
-    # The seq of the claim's event: it tells this run from every other of the job.
-    seq: int = 0
-    # What the payload of an LLM job is written in, and its result will be.
-    dialect: str = "ollama"
-
-    @classmethod
-    def from_record(cls, record: Any) -> "ClaimedJob":
-        return cls(
-            record["id"],
-            record["tenant"],
-            record["queue"],
-            record["lane"],
-            record["kind"],
-            record["payload"],
-            record["model"],
-            record["target"],
-            record["attempt"],
-            record["max_attempts"],
-            record["deferrals"],
-            record["lease_token"],
-            record["deadline"],
-            record["max_duration_seconds"],
-            record["traceparent"],
-            record["seq"],
-            record["dialect"],
-        )
+__all__ = ["ClaimedJob", "Executor", "RunContext"]
 
 
 class RunContext(Protocol):

@@ -10,9 +10,9 @@ older than HELD_BACK_SECONDS is read in any case.
 
 from dataclasses import dataclass
 
-import asyncpg
-
 from app.store.database import Database
+from app.store.events import Event
+from app.store.rows import columns
 
 HELD_BACK_SECONDS = 60
 KEPT_DAYS = 2
@@ -28,11 +28,22 @@ class Place:
     position: int = 0
 
 
+class FeedEvent(Event, gc=False):
+    """An event of any job, and where in the feed it stands."""
+
+    job_id: str
+    tenant: str
+    queue: str
+    xid: int
+    position: int
+    data_is_cut: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Installment:
     """What came after a place, and the place to go on from."""
 
-    events: list[asyncpg.Record]
+    events: list[FeedEvent]
     next_place: Place
 
 
@@ -50,6 +61,17 @@ async def horizon(database: Database) -> Place:
     return Place(await database.fetchval(_HORIZON))
 
 
+_COLUMNS = columns(
+    FeedEvent,
+    "e",
+    seq="w.seq",
+    data="CASE WHEN NOT e.data_is_cut THEN e.data END",
+    job_id="w.job_id",
+    tenant="j.tenant",
+    queue="j.queue",
+    xid="w.xid",
+    position="w.position",
+)
 # Positions count what was announced, not what is still there: a deleted job shifts nobody's cursor. An
 # event of the log is found by its key; chatter also by its day.
 INSTALLMENT = f"""
@@ -68,8 +90,7 @@ WITH horizon AS MATERIALIZED ({_HORIZON})
     FROM announced CROSS JOIN unnest(job_ids, seqs) WITH ORDINALITY AS event (job_id, seq, nth)
     WHERE before < $2::bigint + $4::bigint
 )
-SELECT horizon.xid AS horizon, w.xid, w.position, w.job_id, w.seq, j.tenant, j.queue,
-       e.type, e.state, e.reason, e.at, e.data_is_cut, CASE WHEN NOT e.data_is_cut THEN e.data END AS data
+SELECT horizon.xid AS horizon, {_COLUMNS}
 FROM horizon
 LEFT JOIN written w ON w.xid > $1::bigint OR w.position > $2::bigint
 LEFT JOIN jobs j ON j.id = w.job_id
@@ -96,4 +117,6 @@ async def read_on(
         # Also the way back for a cursor from before a failover or restore, where numbers went further.
         return Installment([], Place(rows[0]["horizon"]))
     last = rows[-1]
-    return Installment([row for row in rows if row["type"] is not None], Place(last["xid"], last["position"]))
+    # What is gone with its job, or its day, left its place only.
+    found = [FeedEvent(*row[1:]) for row in rows if row["type"] is not None]
+    return Installment(found, Place(last["xid"], last["position"]))

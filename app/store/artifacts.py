@@ -8,12 +8,13 @@ or deleting puts it back. So no crash leaves bytes that nobody knows of.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import asyncpg
+import msgspec
 import orjson
 
 from app.store.changes import Changes
 from app.store.database import Database
 from app.store.events import NewEvent, append
+from app.store.rows import as_row, columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,15 +107,27 @@ async def put(database: Database, artifact: NewArtifact, lease_token: str) -> Ch
     return Changes([bool(row["is_new"])], jobs=appended.jobs, counts=appended.counts)
 
 
-GET = """
-SELECT a.name, a.content_type, a.size, a.etag, a.content, a.data, a.location
+class Artifact(msgspec.Struct, gc=False):
+    """An artifact that was put. Its bytes are in `content`, in `data` or at `location`."""
+
+    name: str
+    content_type: str
+    size: int
+    etag: str | None
+    content: str | None
+    data: bytes | None
+    location: str | None
+
+
+GET = f"""
+SELECT {columns(Artifact, "a")}
 FROM artifacts a JOIN jobs j ON j.id = a.job_id
 WHERE a.job_id = $1 AND a.name = $2 AND j.tenant = $3
 """
 
 
-async def get(database: Database, job_id: str, name: str, tenant: str) -> asyncpg.Record | None:
-    return await database.fetchrow(GET, job_id, name, tenant)
+async def get(database: Database, job_id: str, name: str, tenant: str) -> Artifact | None:
+    return as_row(Artifact, await database.fetchrow(GET, job_id, name, tenant))
 
 
 ADD_CHUNK = "INSERT INTO artifact_chunks (upload_id, number, data) VALUES ($1, $2, $3)"

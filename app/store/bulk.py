@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-import asyncpg
+import msgspec
 import orjson
 
 from app.jobs.ids import new_id
@@ -20,7 +20,7 @@ from app.store import read, steer
 from app.store.changes import Changes
 from app.store.database import AS_EVER, IN_ORDER, Database, Runner
 from app.store.read import Filter
-from app.store.tables import BulkOperation, columns_of
+from app.store.rows import as_row, as_rows, columns
 from app.telemetry import BULK
 
 STEP = 100
@@ -60,7 +60,7 @@ def look_statement(action: str, wanted: Filter, arguments: list[object], *, limi
     )
 
 
-def _as_far_as_looked(rows: Sequence[asyncpg.Record], limit: int) -> tuple[list[str], str | None]:
+def _as_far_as_looked(rows: Sequence[Any], limit: int) -> tuple[list[str], str | None]:
     """The ids that were found, as far as every look has come, and where to go on from; None at the end."""
     looked_to = min((row["looked_to"] for row in rows if row["looked_to"] is not None), default=None)
     ids = sorted({row["id"] for row in rows if row["id"] is not None})
@@ -101,30 +101,48 @@ async def count(
     return MAX_COUNT
 
 
-_COLUMNS = columns_of(BulkOperation)
+class Operation(msgspec.Struct, gc=False):
+    """A bulk operation. `filter` is JSON text, `after_id` how far it got."""
+
+    id: str
+    tenant: str
+    action: str
+    filter: str
+    state: str
+    matched: int | None
+    moved: int
+    passed: int
+    after_id: str
+    until_id: str
+    created_at: datetime
+    updated_at: datetime
+    completed_at: datetime | None
+
+
+_COLUMNS = columns(Operation)
 BEGIN = f"""
 INSERT INTO bulk_operations (id, tenant, action, filter, matched, until_id)
 VALUES ($1, $2, $3, $4::jsonb, $5, $1) RETURNING {_COLUMNS}
 """
 
 
-async def begin(database: Database, action: str, wanted: Filter, tenant: str) -> Changes[asyncpg.Record]:
+async def begin(database: Database, action: str, wanted: Filter, tenant: str) -> Changes[Operation]:
     """Write the operation down; some replica's runner will take its steps. What would take long to count is not."""
     matched = await count(database, action, wanted, tenant, COUNT_SECONDS)
-    rows = await database.fetch(BEGIN, new_id(), tenant, action, _write(wanted), matched)
-    return Changes(rows, operations=True)
+    [record] = await database.fetch(BEGIN, new_id(), tenant, action, _write(wanted), matched)
+    return Changes([Operation(*record)], operations=True)
 
 
 GET = f"SELECT {_COLUMNS} FROM bulk_operations WHERE id = $1 AND tenant = $2"
 LIST = f"SELECT {_COLUMNS} FROM bulk_operations WHERE tenant = $1 ORDER BY id DESC LIMIT $2"
 
 
-async def get(database: Database, operation_id: str, tenant: str) -> asyncpg.Record | None:
-    return await database.fetchrow(GET, operation_id, tenant)
+async def get(database: Database, operation_id: str, tenant: str) -> Operation | None:
+    return as_row(Operation, await database.fetchrow(GET, operation_id, tenant))
 
 
-async def list_operations(database: Database, tenant: str, limit: int) -> list[asyncpg.Record]:
-    return await database.fetch(LIST, tenant, limit)
+async def list_operations(database: Database, tenant: str, limit: int) -> list[Operation]:
+    return as_rows(Operation, await database.fetch(LIST, tenant, limit))
 
 
 STOP = f"""
@@ -133,9 +151,9 @@ WHERE id = $1 AND tenant = $2 AND state = 'running' RETURNING {_COLUMNS}
 """
 
 
-async def stop(database: Database, operation_id: str, tenant: str) -> asyncpg.Record | None:
+async def stop(database: Database, operation_id: str, tenant: str) -> Operation | None:
     """Take no further steps; None when it was not running."""
-    return await database.fetchrow(STOP, operation_id, tenant)
+    return as_row(Operation, await database.fetchrow(STOP, operation_id, tenant))
 
 
 TAKE = f"""
@@ -152,31 +170,30 @@ WHERE id = $1
 async def step(database: Database) -> Changes[Any] | None:
     """Take the next step of the operation that has waited longest; None when none is running."""
     async with database.transaction() as connection:
-        operations: list[asyncpg.Record] = await connection.fetch(TAKE)
-        if not operations:
+        operation = as_row(Operation, await connection.fetchrow(TAKE))
+        if operation is None:
             return None
-        operation = operations[0]
         ids, place = await _next_ids(connection, operation)
         changes = await _act(connection, operation, ids) if ids else Changes()
         moved = len(changes.jobs)
-        await connection.execute(STEPPED, operation["id"], place, len(ids), moved, place is None)
-    changes.count(BULK, operation["action"], by=moved)
+        await connection.execute(STEPPED, operation.id, place, len(ids), moved, place is None)
+    changes.count(BULK, operation.action, by=moved)
     return changes
 
 
-async def _next_ids(connection: Runner, operation: asyncpg.Record) -> tuple[list[str], str | None]:
-    wanted = _read(operation["filter"])
-    arguments: list[object] = [operation["tenant"], operation["after_id"], operation["until_id"]]
-    statement = look_statement(operation["action"], wanted, arguments, limit=STEP, looked=STEP_LOOKED)
+async def _next_ids(connection: Runner, operation: Operation) -> tuple[list[str], str | None]:
+    wanted = _read(operation.filter)
+    arguments: list[object] = [operation.tenant, operation.after_id, operation.until_id]
+    statement = look_statement(operation.action, wanted, arguments, limit=STEP, looked=STEP_LOOKED)
     await connection.execute(IN_ORDER)
     found = await connection.fetch(statement, *arguments)
     await connection.execute(AS_EVER)
     return _as_far_as_looked(found, STEP)
 
 
-async def _act(connection: Runner, operation: asyncpg.Record, ids: list[str]) -> Changes[Any]:
-    tenant = operation["tenant"]
-    match operation["action"]:
+async def _act(connection: Runner, operation: Operation, ids: list[str]) -> Changes[Any]:
+    tenant = operation.tenant
+    match operation.action:
         case "cancel":
             return await steer.cancel(connection, ids, tenant, None)
         case "retry":

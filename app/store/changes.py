@@ -5,7 +5,7 @@ cross the processes as a hint (see notices.py), so a `Changes` that is heard may
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -105,8 +105,3 @@ class Changes(Generic[Answer]):
         self.accepted += other.accepted
         self.failed += other.failed
         self.counts += other.counts
-
-
-def with_webhooks(jobs: Iterable[tuple[str, str | None]]) -> list[tuple[str, str]]:
-    """Those of (job id, URL) that have one."""
-    return [(job_id, url) for job_id, url in jobs if url]

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-import asyncpg
+import msgspec
 
 from app.store.changes import Changes
 from app.store.database import Database, Runner
+from app.store.rows import columns
 from app.store.tail import ANNOUNCED, WEBHOOK_HOST
 from app.telemetry import EVENTS_APPENDED
 
@@ -115,6 +116,17 @@ async def append(database: Runner, events: Sequence[NewEvent]) -> Changes[Append
     return changes
 
 
+class Event(msgspec.Struct, gc=False):
+    """One entry of a job's log. `data` is JSON text."""
+
+    seq: int
+    type: str
+    state: str
+    reason: str | None
+    data: str | None
+    at: datetime
+
+
 @dataclass(frozen=True, slots=True)
 class Want:
     """A reader's next page: what came after `after`, of these types, within these bounds."""
@@ -139,7 +151,7 @@ class Page:
     kind: str
     state: str
     seq: int
-    events: list[asyncpg.Record] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     # Everything up to here is in this page or was filtered out: the cursor for the next one.
     next_after: int = 0
     # The events as the reader's room wrote them down, kept for others who read the same page.
@@ -152,9 +164,8 @@ class Page:
 
 # Both logs are walked by their primary keys, no further than the page needs. Sizes are known without
 # fetching what lies in TOAST, and the first event comes however large it is.
-READ = """
-SELECT w.position, j.tenant, j.kind, j.state AS job_state, j.seq AS job_seq,
-       e.seq, e.type, e.state, e.reason, e.data, e.at, e.bytes
+READ = f"""
+SELECT w.position, j.tenant, j.kind, j.state AS job_state, j.seq AS job_seq, e.bytes, {columns(Event, "e")}
 FROM unnest($1::text[], $2::int[], $3::text[], $4::bool[], $5::int[], $6::int[])
     WITH ORDINALITY AS w (job_id, after, types, chatty, max_rows, max_bytes, position)
 JOIN jobs j ON j.id = w.job_id
@@ -162,12 +173,12 @@ LEFT JOIN LATERAL (
     SELECT page.*, octet_length(page.data) AS own,
            sum(coalesce(octet_length(page.data), 0)) OVER (ORDER BY page.seq) AS bytes
     FROM (
-        (SELECT seq, type, state, reason, data, at FROM events
+        (SELECT {columns(Event)} FROM events
          WHERE job_id = w.job_id AND seq > w.after AND j.seq > w.after
            AND (w.types IS NULL OR type = ANY (w.types::text[]))
          ORDER BY seq LIMIT w.max_rows)
         UNION ALL
-        (SELECT seq, type, state, reason, data, at FROM chatter
+        (SELECT {columns(Event)} FROM chatter
          WHERE w.chatty AND job_id = w.job_id AND seq > w.after AND j.seq > w.after
            AND at BETWEEN j.created_at - interval '1 hour' AND j.updated_at + interval '1 hour'
            AND (w.types IS NULL OR type = ANY (w.types::text[]))
@@ -192,22 +203,24 @@ async def read_pages(database: Database, wants: Sequence[Want]) -> list[Page | N
         [want.max_bytes for want in wants],
     )
     pages: list[Page | None] = [None] * len(wants)
-    for row in rows:
-        index = row["position"] - 1
-        page = pages[index]
+    sizes = [0] * len(wants)
+    for position, tenant, kind, state, seq, size, *event in rows:
+        page = pages[position - 1]
         if page is None:
-            page = pages[index] = Page(row["tenant"], row["kind"], row["job_state"], row["job_seq"])
-        if row["seq"] is not None:
-            page.events.append(row)
-    for want, page in zip(wants, pages, strict=True):
+            page = pages[position - 1] = Page(tenant, kind, state, seq)
+        # A job without anything to read has one row, and no event in it.
+        if size is not None:
+            page.events.append(Event(*event))
+            sizes[position - 1] = size
+    for want, page, size in zip(wants, pages, sizes, strict=True):
         if page is not None:
-            page.next_after = _watermark(want, page)
+            page.next_after = _watermark(want, page, size)
     return pages
 
 
-def _watermark(want: Want, page: Page) -> int:
+def _watermark(want: Want, page: Page, size: int) -> int:
     if not page.events:
         return max(page.seq, want.after)
-    last = page.events[-1]
-    cut = len(page.events) >= want.max_rows or last["bytes"] >= want.max_bytes
-    return int(last["seq"]) if cut else max(page.seq, last["seq"])
+    last = page.events[-1].seq
+    cut = len(page.events) >= want.max_rows or size >= want.max_bytes
+    return last if cut else max(page.seq, last)

@@ -7,8 +7,7 @@ however slowly they run, no job is moved about, and other queues know nothing of
 
 from collections.abc import Sequence
 
-import asyncpg
-
+from app.store.job import ClaimedJob, LeasedJob
 from app.store.remembered import Remembered
 
 # A claim looks at this many values at most, and shares out what is left in this many rounds.
@@ -90,6 +89,6 @@ class Turns:
     def served(self, queue: str, lanes: Sequence[str]) -> list[str]:
         return [self._served.get((queue, lane)) or "" for lane in lanes]
 
-    def learn(self, queue: str, claimed: Sequence[asyncpg.Record]) -> None:
-        for record in claimed:
-            self._served.put((queue, record["lane"]), record["fair_value"])
+    def learn(self, queue: str, claimed: Sequence[ClaimedJob] | Sequence[LeasedJob]) -> None:
+        for job in claimed:
+            self._served.put((queue, job.lane), job.fair_value or "")

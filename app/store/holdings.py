@@ -9,9 +9,10 @@ their leases run out as well, the jobs themselves are counted.
 
 from collections.abc import Mapping, Sequence
 
-import asyncpg
+import msgspec
 
 from app.store.database import Database
+from app.store.rows import as_rows, columns
 
 LOCK = "SELECT pg_advisory_xact_lock(726134, hashtext($1))"
 
@@ -59,23 +60,31 @@ async def take(
         return int(await connection.fetchval(TAKE, target, holder, total, wanted, lease_seconds))
 
 
+class Holding(msgspec.Struct, gc=False):
+    """How many of a target's slots a process holds, and whether somebody else wants of them."""
+
+    target: str
+    slots: int
+    wanted: bool
+
+
 # In the order of the targets, one after the other: so it never waits in a circle with those who take.
-RENEW = """
+RENEW = f"""
 WITH mine AS MATERIALIZED (
     SELECT target FROM target_holdings WHERE holder = $1 AND target = ANY ($2::text[]) AND expires_at > now()
     ORDER BY target FOR UPDATE
 )
 UPDATE target_holdings AS h SET expires_at = now() + $3 * interval '1 second'
 FROM mine WHERE h.holder = $1 AND h.target = mine.target
-RETURNING h.target, h.slots, h.wanted
+RETURNING {columns(Holding, "h")}
 """
 
 
 async def renew(
     database: Database, holder: str, targets: Sequence[str], lease_seconds: float
-) -> list[asyncpg.Record]:
+) -> list[Holding]:
     """Keep what is held; a target missing from the answer is held no longer."""
-    return await database.fetch(RENEW, holder, list(targets), lease_seconds)
+    return as_rows(Holding, await database.fetch(RENEW, holder, list(targets), lease_seconds))
 
 
 SHRINK = """

@@ -14,13 +14,14 @@ Lock order everywhere: advisory locks (sorted), then rows.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import datetime
 
-import asyncpg
+import msgspec
 
 from app.store.changes import Changes, Key
 from app.store.database import Database, Runner
 from app.store.locks import lock, lock_number
+from app.store.rows import as_rows, columns
 from app.telemetry import GATES_PASSED
 
 # Takes a place of its key. The same words as in the index, so that the planner knows it.
@@ -171,15 +172,43 @@ async def held_keys(database: Runner, queue: str, after: str, limit: int) -> lis
     return [row["key"] for row in await database.fetch(HELD_KEYS, queue, after, limit)]
 
 
+class Holder(msgspec.Struct, gc=False):
+    """A job that runs, and so holds a place of its key."""
+
+    job_id: str
+    worker: str | None
+    started_at: datetime | None
+    lease_expires_at: datetime | None
+    attempt: int
+    heartbeat_at: datetime | None
+
+
+class InLine(msgspec.Struct, gc=False):
+    """A job of the key that does not run yet."""
+
+    job_id: str
+    created_at: datetime
+    reason: str | None
+
+
+class KeyInUse(msgspec.Struct):
+    """Who holds a key and who waits for it."""
+
+    key: str
+    active: list[Holder]
+    queued: list[InLine]
+    stale_takeovers: int
+
+
 # The last renewal is not kept; it lies one lease before the lease's end.
+_HEARTBEAT = "least(now(), lease_expires_at - lease_seconds * interval '1 second')"
 ACTIVE = f"""
-SELECT id AS job_id, worker, started_at, lease_expires_at, attempt,
-    least(now(), lease_expires_at - lease_seconds * interval '1 second') AS heartbeat_at
+SELECT {columns(Holder, job_id="id", heartbeat_at=_HEARTBEAT)}
 FROM (SELECT * FROM jobs WHERE queue = $1 AND concurrency_key = $2 AND {HOLDS} OFFSET 0) AS holder
 WHERE state IN ('loading', 'working') ORDER BY id
 """
 QUEUED = f"""
-SELECT id AS job_id, created_at, reason
+SELECT {columns(InLine, job_id="id")}
 FROM (SELECT * FROM jobs WHERE queue = $1 AND concurrency_key = $2 AND {LIVES} OFFSET 0) AS live
 WHERE state = 'queued' ORDER BY id LIMIT $3
 """
@@ -187,18 +216,11 @@ STALE = "SELECT count(*) FROM jobs WHERE queue = $1 AND concurrency_key = $2 AND
 MAX_SHOWN = 1000
 
 
-async def show_key(database: Database, queue: str, key: str) -> dict[str, Any]:
-    """Who holds a key and who waits for it."""
+async def show_key(database: Database, queue: str, key: str) -> KeyInUse:
     async with database.connection() as connection:
-        active: list[asyncpg.Record] = await connection.fetch(ACTIVE, queue, key)
-        queued: list[asyncpg.Record] = await connection.fetch(QUEUED, queue, key, MAX_SHOWN)
-        stale = await connection.fetchval(STALE, queue, key)
-    return {
-        "key": key,
-        "active": [dict(each) for each in active],
-        "queued": [dict(each) for each in queued],
-        "stale_takeovers": stale,
-    }
+        active = as_rows(Holder, await connection.fetch(ACTIVE, queue, key))
+        queued = as_rows(InLine, await connection.fetch(QUEUED, queue, key, MAX_SHOWN))
+        return KeyInUse(key, active, queued, await connection.fetchval(STALE, queue, key))
 
 
 @dataclass(slots=True)

@@ -1,15 +1,23 @@
-"""NOTIFY as a coalesced hint, outside any hot transaction: what of `Changes` crosses the processes."""
+"""NOTIFY as a coalesced hint, outside any hot transaction: what of `Changes` crosses the processes.
 
+And the connection on which it is heard.
+"""
+
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from app.store.changes import Changes, Place
-from app.store.database import Database
+from app.store.database import AWAY, Database, connect, translated
+from app.store.outage import Outage
 
 CHANNEL = "foreman"
 # Postgres takes at most 8,000 bytes a notice.
 MAX_BYTES = 7_900
+# How long a connection may take to answer.
+ANSWER_SECONDS = 5.0
 
 
 class Notice(msgspec.Struct, omit_defaults=True):
@@ -73,3 +81,43 @@ def _split(notice: Notice) -> list[bytes]:
     middle = len(largest) // 2
     rest = Notice(notice.origin, **{name: largest[middle:]})
     return _split(msgspec.structs.replace(notice, **{name: largest[:middle]})) + _split(rest)
+
+
+class Listener:
+    """A connection of its own, outside the pool, on which notices are heard; made by `open`."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    @classmethod
+    async def open(
+        cls, url: str, outage: Outage, heard: Callable[[str], None], lost: Callable[[], None]
+    ) -> "Listener":
+        """Raises `Unavailable` when the database does not answer. `lost` is called once the connection has ended."""
+        connection = await connect(url, outage)
+        try:
+            with translated():
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await connection.add_listener(CHANNEL, lambda *notice: heard(notice[-1]))
+        except BaseException:
+            connection.terminate()
+            raise
+        connection.add_termination_listener(lambda _: lost())
+        return cls(connection)
+
+    @property
+    def is_open(self) -> bool:
+        return not self._connection.is_closed()
+
+    async def answers(self) -> bool:
+        """Whether anybody is at the other end."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                await self._connection.execute("SELECT 1")
+        except AWAY:
+            return False
+        return True
+
+    def close(self) -> None:
+        if self.is_open:
+            self._connection.terminate()

@@ -16,6 +16,9 @@ from app.telemetry import DATABASE_UP
 
 log = structlog.get_logger()
 
+# What PostgreSQL itself says; for those who wait until it lets them in.
+PostgresError = asyncpg.PostgresError
+
 REMIND_SECONDS = 60.0
 # Statements fail late, too: the database is back when one succeeds and none has failed for so long.
 SETTLED_SECONDS = 1.0

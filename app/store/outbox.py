@@ -14,16 +14,49 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-import asyncpg
+import msgspec
 
 from app.store.changes import Changes
-from app.store.claims import THE_BEGINNING
 from app.store.database import Database
+from app.store.low_water import THE_BEGINNING
+from app.store.rows import as_rows, columns
 
 # Followers of a delivery that backs off, moved out of the way by each claim beside what it claims.
 MAX_PUSHED = 100
 
-# Everything that a message is made of. The event as it was, the job as it is; what may be large is left out, and so
+
+class DueDelivery(msgspec.Struct, gc=False):
+    """A delivery that was claimed, with everything that its message is made of."""
+
+    job_id: str
+    seq: int
+    type: str
+    host: str
+    tries: int
+    next_try_at: datetime
+    # Seconds since the event.
+    age: float
+    webhook_url: str
+    webhook_secret: bytes | None
+    kind: str
+    queue: str
+    model: str | None
+    metadata: str | None
+    traceparent: str | None
+    tracestate: str | None
+    job_state: str
+    error: str | None
+    state: str
+    at: datetime
+    data: str | None
+    previous_state: str | None
+    attempt: int
+    result_bytes: int | None
+    result: str | None
+    stored_artifacts: str | None
+
+
+# The event as it was, the job as it is; what may be large is left out, and so
 # is what a run said (chatter_of): its many partitions would be planned with every claim. It changes no state, so
 # the log of states is enough to know the state before and after it.
 _CONTENT = """
@@ -115,9 +148,9 @@ WITH {_BEFOREHAND}
 
 async def claim(
     database: Database, wanted: Sequence[Wanted], *, lease_seconds: float, max_result_bytes: int
-) -> list[asyncpg.Record]:
+) -> list[DueDelivery]:
     """The first pending deliveries of jobs that are due at these receivers, each with all its message needs."""
-    return await database.fetch(
+    records = await database.fetch(
         CLAIM,
         [each.host for each in wanted],
         [each.room for each in wanted],
@@ -127,6 +160,7 @@ async def claim(
         lease_seconds,
         max_result_bytes,
     )
+    return [DueDelivery(**record) for record in records]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +220,9 @@ WITH {_BEFOREHAND}
 
 async def record(
     database: Database, tries: Sequence[Try], *, lease_seconds: float, max_result_bytes: int, take_next: bool
-) -> list[asyncpg.Record | None]:
+) -> list[DueDelivery | None]:
     """Record a batch; for each the next delivery of its job, claimed already, if there is one."""
-    rows = await database.fetch(
+    records = await database.fetch(
         RECORD,
         [each.job_id for each in tries],
         [each.seq for each in tries],
@@ -201,7 +235,7 @@ async def record(
         max_result_bytes,
         take_next,
     )
-    following = {row["job_id"]: row for row in rows}
+    following = {record["job_id"]: DueDelivery(**record) for record in records}
     # Taken out: should two tries of one job meet in a batch, only one of them goes on.
     return [following.pop(each.job_id, None) for each in tries]
 
@@ -271,8 +305,22 @@ async def result_of(database: Database, job_id: str) -> str | None:
 
 # -- for people ------------------------------------------------------------------------------------------------
 
-_LISTED = """d.job_id, d.seq, d.type, d.state, d.tries, d.last_status, d.last_error, d.next_try_at, d.delivered_at,
-    d.host, d.created_at"""
+
+class Delivery(msgspec.Struct, gc=False):
+    job_id: str
+    seq: int
+    type: str
+    state: str
+    tries: int
+    last_status: int | None
+    last_error: str | None
+    next_try_at: datetime
+    delivered_at: datetime | None
+    host: str
+    created_at: datetime
+
+
+_LISTED = columns(Delivery, "d")
 
 OF_JOB = f"""
 SELECT {_LISTED} FROM deliveries d
@@ -283,9 +331,9 @@ ORDER BY d.seq LIMIT $4
 
 async def deliveries_of(
     database: Database, job_id: str, tenant: str, after: int, limit: int
-) -> list[asyncpg.Record]:
+) -> list[Delivery]:
     """A job's deliveries in order."""
-    return await database.fetch(OF_JOB, job_id, tenant, after, limit)
+    return as_rows(Delivery, await database.fetch(OF_JOB, job_id, tenant, after, limit))
 
 
 KNOWN = "SELECT true FROM jobs WHERE id = $1 AND tenant = $2"
@@ -331,10 +379,10 @@ def list_statement(wanted: DeliveryFilter, tenant: str, limit: int) -> tuple[str
 
 async def list_deliveries(
     database: Database, wanted: DeliveryFilter, tenant: str, limit: int
-) -> list[asyncpg.Record]:
+) -> list[Delivery]:
     """Those of the newest jobs first."""
     statement, arguments = list_statement(wanted, tenant, limit)
-    return await database.fetch_planned(statement, *arguments)
+    return as_rows(Delivery, await database.fetch_planned(statement, *arguments))
 
 
 # delivered, given_up, refused → pending, and its tries start over; one that is pending is only hastened.
@@ -349,7 +397,7 @@ RETURNING {_LISTED}
 """
 
 
-async def redeliver(database: Database, job_id: str, tenant: str, seq: int) -> Changes[asyncpg.Record]:
+async def redeliver(database: Database, job_id: str, tenant: str, seq: int) -> Changes[Delivery]:
     """Make a delivery due now; answers it as it is, nothing when there is none such."""
-    rows = await database.fetch(REDELIVER, job_id, tenant, seq)
-    return Changes(rows, receivers={row["host"] for row in rows})
+    found = as_rows(Delivery, await database.fetch(REDELIVER, job_id, tenant, seq))
+    return Changes(found, receivers={each.host for each in found})

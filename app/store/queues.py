@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import asyncpg
+import msgspec
 import orjson
 import structlog
 
@@ -18,6 +19,7 @@ from app.jobs.queue_settings import QueueRules, load_settings
 from app.loops.coalesced import Coalesced
 from app.store.changes import Changes
 from app.store.database import Database
+from app.store.rows import as_rows, columns
 
 log = structlog.get_logger()
 
@@ -101,13 +103,23 @@ async def pause(database: Database, name: str, *, paused: bool) -> Changes[None]
     return Changes(settings={name})
 
 
-LIST = """
-SELECT name, settings, paused_at, created_at, updated_at FROM queues
+class Queue(msgspec.Struct, gc=False):
+    """A queue that was ever used. `settings` is JSON text."""
+
+    name: str
+    settings: str
+    paused_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+
+
+LIST = f"""
+SELECT {columns(Queue)} FROM queues
 WHERE ($1::text IS NULL OR name = $1) AND name > $2 ORDER BY name LIMIT $3
 """
 
 
 async def list_queues(
     database: Database, *, name: str | None = None, after: str = "", limit: int = 1000
-) -> list[asyncpg.Record]:
-    return await database.fetch(LIST, name, after, limit)
+) -> list[Queue]:
+    return as_rows(Queue, await database.fetch(LIST, name, after, limit))

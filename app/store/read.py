@@ -4,17 +4,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
-import asyncpg
 import orjson
 
 from app.jobs.ids import id_floor
 from app.jobs.states import LIVE, TERMINAL, State
 from app.store.database import Database
-from app.store.tables import Job, columns_of
+from app.store.job import Job, JobSummary
+from app.store.rows import as_row, columns
 
-GET = f"""
-SELECT {columns_of(Job, "j")}, (
+_ARTIFACTS = """(
     SELECT json_agg(
         json_build_object('name', name, 'content_type', content_type, 'size', size,
                           'inline', CASE WHEN total <= 1048576 THEN content END)
@@ -23,13 +23,23 @@ SELECT {columns_of(Job, "j")}, (
     FROM (
         SELECT *, sum(octet_length(content)) OVER (ORDER BY name) AS total FROM artifacts WHERE job_id = j.id
     ) AS a
-) AS stored_artifacts
+)"""
+GET = f"""
+SELECT {columns(Job, "j", stored_artifacts=_ARTIFACTS)}
 FROM jobs j WHERE j.id = $1 AND j.tenant = $2
 """
 
 
-async def get_job(database: Database, job_id: str, tenant: str) -> asyncpg.Record | None:
-    return await database.fetchrow(GET, job_id, tenant)
+async def get_job(database: Database, job_id: str, tenant: str) -> Job | None:
+    return as_row(Job, await database.fetchrow(GET, job_id, tenant))
+
+
+EXISTS = "SELECT true FROM jobs WHERE id = $1"
+
+
+async def exists(database: Database, job_id: str) -> bool:
+    """Whether there is such a job, whosesoever it is."""
+    return await database.fetchval(EXISTS, job_id) is not None
 
 
 # Counted no further than an answer needs: "10,000 or more" is all that anybody wants to know.
@@ -44,13 +54,11 @@ SELECT count(*) FROM (
 """
 
 
-async def queue_position(database: Database, job: asyncpg.Record) -> int | None:
+async def queue_position(database: Database, job: JobSummary) -> int | None:
     """How many jobs go first (1 is next); None while it is not claimable at all."""
-    if job["state"] != "queued" or job["ready_at"] is None:
+    if job.state != "queued" or job.ready_at is None:
         return None
-    ahead = await database.fetchval(
-        POSITION, job["queue"], job["lane"], job["rank"], job["ready_at"], job["id"]
-    )
+    ahead = await database.fetchval(POSITION, job.queue, job.lane, job.rank, job.ready_at, job.id)
     return int(ahead) + 1
 
 
@@ -80,10 +88,7 @@ _CONDITIONS = {
     "before": "id < ${}",
 }
 
-_LISTED = """id, tenant, queue, lane, rank, kind, state, reason, priority, model, target, runs_on, error, progress, usage,
-    metadata, attempt, max_attempts, deferrals, created_at, updated_at, run_at, ready_at, entered_at, started_at,
-    completed_at, deadline, queued_seconds, loading_seconds, working_seconds, worker, lease_expires_at,
-    concurrency_key, parent_id, request_id, traceparent, tracestate, seq"""
+_LISTED = columns(JobSummary)
 # How many jobs one statement looks at along one way, how long a request goes on looking, and how many may share a
 # piece of metadata to be looked up by it.
 MAX_LOOKED = 20_000
@@ -167,7 +172,7 @@ _LOOK = """
     SELECT {columns} FROM (SELECT * FROM jobs WHERE {span} ORDER BY {order} LIMIT {looked}) AS seen
     WHERE {matching} ORDER BY {order} LIMIT {limit}
 )
-SELECT found.*, bound.looked_to FROM (
+SELECT bound.looked_to, found.* FROM (
     SELECT CASE WHEN (SELECT count(*) FROM found) < {limit} THEN (
         SELECT id FROM jobs WHERE {span} ORDER BY {order} OFFSET {looked} - 1 LIMIT 1
     ) END AS looked_to
@@ -229,7 +234,7 @@ class Page:
     It may have fewer jobs than asked for, even none, and not be the last: then no more were looked at for now.
     """
 
-    jobs: list[asyncpg.Record]
+    jobs: list[JobSummary]
     next_before: str | None
 
 
@@ -268,12 +273,12 @@ async def _look(database: Database, wanted: Filter, tenant: str, limit: int, loo
     return min(pages, key=lambda page: page.next_before or FIRST)
 
 
-def _page(rows: Sequence[asyncpg.Record], limit: int) -> Page:
-    """Put together what several looks found, as far as all of them have looked."""
+def _page(rows: Sequence[Any], limit: int) -> Page:
+    """Put together what several looks found, as far as all of them have looked. Before each job stands how far."""
     looked_to = max((row["looked_to"] for row in rows if row["looked_to"] is not None), default=None)
     found = {row["id"]: row for row in rows if row["id"] is not None and row["id"] >= (looked_to or FIRST)}
-    jobs = [found[job_id] for job_id in sorted(found, reverse=True)]
-    return Page(jobs[:limit], jobs[limit - 1]["id"] if len(jobs) > limit else looked_to)
+    jobs = [JobSummary(*found[job_id][1:]) for job_id in sorted(found, reverse=True)]
+    return Page(jobs[:limit], jobs[limit - 1].id if len(jobs) > limit else looked_to)
 
 
 # Not in any order; all there are, or too many. The fence keeps the planner from hoping to meet that many on the way
@@ -292,7 +297,7 @@ async def _list_by_metadata(database: Database, wanted: Filter, tenant: str, lim
     arguments: list[object] = [tenant, [row["id"] for row in sharing]]
     matching = " AND ".join(["tenant = $1", "id = ANY ($2::text[])", *conditions(wanted, arguments)])
     rows = await database.fetch(
-        f"SELECT {_LISTED}, NULL AS looked_to FROM (SELECT * FROM jobs WHERE id = ANY ($2::text[]) OFFSET 0) AS jobs"
+        f"SELECT NULL AS looked_to, {_LISTED} FROM (SELECT * FROM jobs WHERE id = ANY ($2::text[]) OFFSET 0) AS jobs"
         f" WHERE {matching} ORDER BY id DESC LIMIT {limit + 1}",
         *arguments,
     )

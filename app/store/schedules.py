@@ -3,15 +3,38 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-import asyncpg
+import msgspec
 
 from app.jobs.cron import next_tick
 from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.tables import Schedule, columns_of
+from app.store.rows import as_rows, columns
+
+
+class Schedule(msgspec.Struct, gc=False):
+    """A periodic job. `job` is a submission as it was sent; `next_at` is the tick to come."""
+
+    name: str
+    tenant: str
+    cron: str
+    timezone: str
+    job: str
+    next_at: datetime
+    last_at: datetime | None
+    last_job_id: str | None
+    last_outcome: str | None
+    last_error: str | None
+    created_at: datetime
+    updated_at: datetime
+
+
+class DueSchedule(Schedule, gc=False):
+    """One whose tick has come, and the moment at which that was found out."""
+
+    now: datetime
+
 
 NOW = "SELECT now() AS now"
-_COLUMNS = columns_of(Schedule)
 
 # The tick to come stays when neither the expression nor the zone changes.
 PUT = f"""
@@ -21,26 +44,27 @@ ON CONFLICT (name) DO UPDATE SET
     next_at = CASE WHEN s.cron = excluded.cron AND s.timezone = excluded.timezone THEN s.next_at
                    ELSE excluded.next_at END
 WHERE s.tenant = excluded.tenant
-RETURNING {columns_of(Schedule, "s")}, xmax = 0 AS created
+RETURNING {columns(Schedule, "s")}, xmax = 0 AS created
 """
 
 
 async def put(
     database: Database, name: str, tenant: str, cron: str, timezone: str, job: str
-) -> Changes[asyncpg.Record]:
-    """Make or change a schedule; answers it as it is, nothing when the name is another tenant's."""
+) -> Changes[tuple[Schedule, bool]]:
+    """Make or change a schedule; answers it and whether it is new, nothing when the name is another tenant's."""
     now: datetime = (await database.fetch(NOW))[0]["now"]
     following = next_tick(cron, timezone, now)
-    return Changes(await database.fetch(PUT, name, tenant, cron, timezone, job, following), schedules=True)
+    records = await database.fetch(PUT, name, tenant, cron, timezone, job, following)
+    return Changes([(Schedule(*record[:-1]), record["created"]) for record in records], schedules=True)
 
 
 LIST = f"""
-SELECT {_COLUMNS} FROM schedules WHERE tenant = $1 AND ($2::text IS NULL OR name = $2) ORDER BY name LIMIT 1000
+SELECT {columns(Schedule)} FROM schedules WHERE tenant = $1 AND ($2::text IS NULL OR name = $2) ORDER BY name LIMIT 1000
 """
 
 
-async def list_schedules(database: Database, tenant: str, name: str | None = None) -> list[asyncpg.Record]:
-    return await database.fetch(LIST, tenant, name)
+async def list_schedules(database: Database, tenant: str, name: str | None = None) -> list[Schedule]:
+    return as_rows(Schedule, await database.fetch(LIST, tenant, name))
 
 
 DELETE = "DELETE FROM schedules WHERE tenant = $1 AND name = $2 RETURNING name"
@@ -52,15 +76,15 @@ async def delete(database: Database, tenant: str, name: str) -> bool:
 
 # The row is held until its job is committed with it. Others skip it, and find it moved on.
 DUE = f"""
-SELECT {_COLUMNS}, clock_timestamp() AS now FROM schedules WHERE next_at <= now()
+SELECT {columns(DueSchedule, now="clock_timestamp()")} FROM schedules WHERE next_at <= now()
 ORDER BY next_at LIMIT 1 FOR UPDATE SKIP LOCKED
 """
 
 
-async def take_due(connection: Runner) -> asyncpg.Record | None:
+async def take_due(connection: Runner) -> DueSchedule | None:
     """The schedule that is due longest, held by this transaction."""
-    rows = await connection.fetch(DUE)
-    return rows[0] if rows else None
+    found = as_rows(DueSchedule, await connection.fetch(DUE))
+    return found[0] if found else None
 
 
 @dataclass(frozen=True, slots=True)

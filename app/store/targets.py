@@ -4,19 +4,33 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any
 
-import asyncpg
+import msgspec
 import orjson
 
 from app.jobs.lanes import TARGET_ASLEEP
 from app.store.changes import Changes
 from app.store.database import Database
-from app.store.tables import Target, columns_of
-
-LIST = f"SELECT {columns_of(Target)} FROM targets ORDER BY name"
+from app.store.rows import as_rows, columns
 
 
-async def list_targets(database: Database) -> list[asyncpg.Record]:
-    return await database.fetch(LIST)
+class KnownTarget(msgspec.Struct, gc=False):
+    """How a target was set up over HTTP (`settings` is JSON text, None for one that the environment makes), and what
+    was last known of it."""
+
+    name: str
+    settings: str | None
+    token: bytes | None
+    inventory: str | None
+    answered_at: datetime | None
+    resident: str | None
+    warning: str | None
+
+
+LIST = f"SELECT {columns(KnownTarget)} FROM targets ORDER BY name"
+
+
+async def list_targets(database: Database) -> list[KnownTarget]:
+    return as_rows(KnownTarget, await database.fetch(LIST))
 
 
 PUT = """

@@ -6,7 +6,7 @@ What is not booked yet is little, found by its own index, and counted in by whoe
 
 from datetime import date
 
-import asyncpg
+import msgspec
 
 from app.store.database import Database
 
@@ -78,6 +78,20 @@ async def book(database: Database, limit: int) -> int:
     return int(await database.fetchval(BOOK, limit))
 
 
+class Used(msgspec.Struct, gc=False):
+    """What a caller used of a model on a day (UTC)."""
+
+    caller: str
+    model: str
+    day: date
+    jobs: int
+    prompt_tokens: int
+    completion_tokens: int
+    load_seconds: float
+    prefill_seconds: float
+    decode_seconds: float
+
+
 SUMS = f"""
 SELECT tenant AS caller, model, day, sum(jobs)::bigint AS jobs,
        least(sum(prompt_tokens), {_MOST})::bigint AS prompt_tokens,
@@ -94,7 +108,5 @@ ORDER BY day DESC, model
 """
 
 
-async def sums(
-    database: Database, tenant: str, since: date, until: date, model: str | None
-) -> list[asyncpg.Record]:
-    return await database.fetch(SUMS, tenant, since, until, model)
+async def sums(database: Database, tenant: str, since: date, until: date, model: str | None) -> list[Used]:
+    return [Used(**record) for record in await database.fetch(SUMS, tenant, since, until, model)]

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 
-import asyncpg
+import msgspec
 import orjson
 
 from app.store.database import Database
+from app.store.rows import as_rows, columns
 
 
 @dataclass(slots=True)
@@ -44,17 +45,32 @@ async def seen(database: Database, present: Sequence[Presence], unless_within_se
 
 FORGET = "DELETE FROM workers WHERE last_seen_at < now() - interval '1 day'"
 
-LIST = """
-SELECT w.name, w.queues, w.kinds, w.concurrency, w.version, w.started_at, w.last_seen_at,
-       (SELECT count(*) FROM jobs j
-        WHERE j.state IN ('loading', 'working') AND j.worker = w.name AND j.tenant = w.tenant) AS running
+
+class Worker(msgspec.Struct):
+    """A worker that was seen within a day."""
+
+    name: str
+    queues: list[str]
+    kinds: list[str]
+    concurrency: int
+    version: str | None
+    started_at: datetime
+    last_seen_at: datetime
+    # How many jobs it has at the moment.
+    running: int
+
+
+_RUNNING = """(SELECT count(*) FROM jobs j
+        WHERE j.state IN ('loading', 'working') AND j.worker = w.name AND j.tenant = w.tenant)"""
+LIST = f"""
+SELECT {columns(Worker, "w", running=_RUNNING)}
 FROM workers w WHERE w.tenant = $1 ORDER BY w.last_seen_at DESC LIMIT 1000
 """
 
 
-async def list_workers(database: Database, tenant: str) -> list[asyncpg.Record]:
+async def list_workers(database: Database, tenant: str) -> list[Worker]:
     await database.execute(FORGET)
-    return await database.fetch(LIST, tenant)
+    return as_rows(Worker, await database.fetch(LIST, tenant))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from app.dialects import model_key
 from app.jobs.lanes import parse_llm_lane
-from app.store.claims import Head
+from app.store.heads import Head
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
-import asyncpg
 import msgspec
 import orjson
 import structlog
@@ -214,15 +213,14 @@ class Registry:
 
     async def _take_over(self) -> None:
         """What the table says: new, changed and removed targets, and what others found out."""
-        rows = await store.list_targets(self._database)
-        wanted: dict[str, tuple[TargetConfig, asyncpg.Record | None]] = {
+        wanted: dict[str, tuple[TargetConfig, store.KnownTarget | None]] = {
             name: (config, None) for name, config in self._configured.items()
         }
-        for row in rows:
-            if row["name"] in self._configured:
-                wanted[row["name"]] = (self._configured[row["name"]], row)
-            elif row["settings"] is not None:
-                wanted[row["name"]] = (self._config_of(row), row)
+        for known in await store.list_targets(self._database):
+            if known.name in self._configured:
+                wanted[known.name] = (self._configured[known.name], known)
+            elif known.settings is not None:
+                wanted[known.name] = (self._config_of(known, known.settings), known)
         changed = False
         for name in [name for name in self._targets if name not in wanted]:
             changed = True
@@ -236,7 +234,7 @@ class Registry:
         if changed:
             self.changed()
 
-    async def _adopt(self, name: str, config: TargetConfig, row: asyncpg.Record | None) -> bool:
+    async def _adopt(self, name: str, config: TargetConfig, row: store.KnownTarget | None) -> bool:
         target = self._targets.get(name)
         if target is not None and target.config != config:
             prober = self._probers.pop(name, None)
@@ -248,30 +246,32 @@ class Registry:
         known = target.inventory.names if target.inventory else None
         if row is not None:
             # Whoever asked last knows best: what one replica finds out counts for all of them.
-            if row["inventory"] is not None and (
-                target.recorded_at is None or row["answered_at"] > target.recorded_at
+            if (
+                row.inventory is not None
+                and row.answered_at is not None
+                and (target.recorded_at is None or row.answered_at > target.recorded_at)
             ):
-                target.recorded_at = row["answered_at"]
-                target.inventory = Inventory.from_json(config.dialect, orjson.loads(row["inventory"]))
-                target.answered_at = row["answered_at"]
-            target.resident = row["resident"]
+                target.recorded_at = row.answered_at
+                target.inventory = Inventory.from_json(config.dialect, orjson.loads(row.inventory))
+                target.answered_at = row.answered_at
+            target.resident = row.resident
             if target.warning is None or target.awake:
-                target.warning = row["warning"]
+                target.warning = row.warning
         if name not in self._probers:
             prober = self._probers[name] = _Prober(self, target)
             prober.start()
             return True
         return known != (target.inventory.names if target.inventory else None)
 
-    def _config_of(self, row: asyncpg.Record) -> TargetConfig:
-        fields = msgspec.convert(orjson.loads(row["settings"]), TargetFields)
-        config = TargetConfig.of(row["name"], fields, "api")
-        if row["token"] is None or self._secret_box is None:
+    def _config_of(self, row: store.KnownTarget, settings: str) -> TargetConfig:
+        fields = msgspec.convert(orjson.loads(settings), TargetFields)
+        config = TargetConfig.of(row.name, fields, "api")
+        if row.token is None or self._secret_box is None:
             return config
         try:
-            token = self._secret_box.open(row["token"], _aad(row["name"]))
+            token = self._secret_box.open(row.token, _aad(row.name))
         except SecretBoxError as problem:
-            log.warning("target.token_not_readable", target=row["name"], problem=str(problem))
+            log.warning("target.token_not_readable", target=row.name, problem=str(problem))
             return config
         return replace(config, token=token)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from app.jobs.retry import jitter
-from app.store.claims import SLACK, THE_BEGINNING
+from app.store.low_water import SLACK, THE_BEGINNING
 
 STARTING_ROOM = 4
 # The share of failures among the latest sends, each counting a tenth. Fourteen in a row open the circuit; a

@@ -13,7 +13,6 @@ import time
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
-import asyncpg
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
@@ -24,7 +23,7 @@ from app.loops.loop import Loop
 from app.store import outbox
 from app.store.changes import Changes
 from app.store.database import Database
-from app.store.outbox import Try, Wanted
+from app.store.outbox import DueDelivery, Try, Wanted
 from app.telemetry import WEBHOOK_CIRCUITS, WEBHOOK_SECONDS, WEBHOOK_TRIES, WEBHOOKS_IN_FLIGHT
 from app.webhooks.circuit import OVERDUE_AT_ONCE, OVERDUE_SECONDS, Receiver
 from app.webhooks.message import MAX_RESULT_BYTES
@@ -67,7 +66,7 @@ class Dispatcher:
         self._held: dict[tuple[str, int], tuple[int, float]] = {}
         self._looked_at = 0.0
         self._stopping = False
-        self._recorder: Batcher[Try, asyncpg.Record | None] = Batcher(self._flush, max_weight=MAX_RECORD)
+        self._recorder: Batcher[Try, DueDelivery | None] = Batcher(self._flush, max_weight=MAX_RECORD)
         self._loop = Loop("webhooks", self._round, interval=poll_seconds)
         self._keeper = Loop("webhook-leases", self._renew, interval=RENEW_SECONDS)
         hub.subscribe(self._heard)
@@ -181,15 +180,15 @@ class Dispatcher:
     def _room(self, receiver: Receiver, now: float) -> int:
         return receiver.free(now) if len(self._chains) < MAX_IN_FLIGHT else 0
 
-    async def _take_up(self, wanted: Sequence[Wanted], claimed: Sequence[asyncpg.Record]) -> None:
+    async def _take_up(self, wanted: Sequence[Wanted], claimed: Sequence[DueDelivery]) -> None:
         now = time.monotonic()
         overdue = {each.host for each in wanted if each.overdue_seconds}
         counts = dict.fromkeys((each.host for each in wanted), 0)
-        unwanted: list[asyncpg.Record] = []
+        unwanted: list[DueDelivery] = []
         for delivery in claimed:
-            receiver = self._receiver(delivery["host"])
+            receiver = self._receiver(delivery.host)
             if counts[receiver.host] == 0 and receiver.host not in overdue:
-                receiver.learn_mark(delivery["next_try_at"])
+                receiver.learn_mark(delivery.next_try_at)
             counts[receiver.host] += 1
             if receiver.host in overdue:
                 self._begin(self._fail_untried(receiver, delivery))
@@ -198,13 +197,13 @@ class Dispatcher:
                 unwanted.append(delivery)
             else:
                 receiver.began(now)
-                self._active[delivery["job_id"]] = False
+                self._active[delivery.job_id] = False
                 self._begin(self._chain(receiver, delivery))
         for each in wanted:
             if counts[each.host] >= each.room and not each.overdue_seconds:
                 self._due[each.host] = None
         if unwanted:
-            await self._let_go([(each["job_id"], each["seq"], each["tries"]) for each in unwanted])
+            await self._let_go([(each.job_id, each.seq, each.tries) for each in unwanted])
 
     def _receiver(self, host: str) -> Receiver:
         receiver = self._receivers.get(host)
@@ -228,10 +227,10 @@ class Dispatcher:
         self._chains.add(task)
         task.add_done_callback(self._chains.discard)
 
-    async def _chain(self, receiver: Receiver, first: asyncpg.Record) -> None:
+    async def _chain(self, receiver: Receiver, first: DueDelivery) -> None:
         """One job's deliveries in order, until there is none left or one has to be tried again later."""
-        delivery: asyncpg.Record | None = first
-        job_id = first["job_id"]
+        delivery: DueDelivery | None = first
+        job_id = first.job_id
         try:
             while delivery is not None:
                 tried = await self._try(receiver, delivery)
@@ -252,17 +251,17 @@ class Dispatcher:
             if receiver.host in self._due or len(self._chains) >= MAX_IN_FLIGHT:
                 self._loop.wake()
 
-    async def _try(self, receiver: Receiver, delivery: asyncpg.Record) -> Try:
-        key = (delivery["job_id"], delivery["seq"])
+    async def _try(self, receiver: Receiver, delivery: DueDelivery) -> Try:
+        key = (delivery.job_id, delivery.seq)
         began = time.monotonic()
-        self._held[key] = (delivery["tries"], began)
+        self._held[key] = (delivery.tries, began)
         WEBHOOKS_IN_FLIGHT.inc()
         try:
             verdict = await self._sender.send(delivery)
         except Unavailable:
             raise
         except Exception as problem:
-            log.exception("webhooks.could_not_send", job_id=delivery["job_id"], seq=delivery["seq"])
+            log.exception("webhooks.could_not_send", job_id=delivery.job_id, seq=delivery.seq)
             verdict = Verdict("failed", error=f"the message could not be made: {type(problem).__name__}")
         finally:
             WEBHOOKS_IN_FLIGHT.dec()
@@ -272,10 +271,10 @@ class Dispatcher:
         elif verdict.receiver_is_well is False:
             receiver.failed(now, random.random(), verdict.error or "")
         if verdict.outcome == "delivered":
-            WEBHOOK_SECONDS.observe(delivery["age"] + now - began)
+            WEBHOOK_SECONDS.observe(delivery.age + now - began)
         return as_try(delivery, verdict, random.random())
 
-    async def _fail_untried(self, receiver: Receiver, delivery: asyncpg.Record) -> None:
+    async def _fail_untried(self, receiver: Receiver, delivery: DueDelivery) -> None:
         error = (
             f"not sent: the receiver has failed {receiver.failures} times in a row ({receiver.last_error})"
         )
@@ -286,11 +285,11 @@ class Dispatcher:
             return
         if following is not None:
             # Given up on; the next of its job gets a try of its own once the receiver is back.
-            await self._let_go([(following["job_id"], following["seq"], following["tries"])])
+            await self._let_go([(following.job_id, following.seq, following.tries)])
 
     # -- recording -----------------------------------------------------------------------------------------
 
-    async def _record(self, tried: Try) -> asyncpg.Record | None:
+    async def _record(self, tried: Try) -> DueDelivery | None:
         """Write it down, waiting for a database that is away as long as the lease can hold."""
         try:
             try:
@@ -308,7 +307,7 @@ class Dispatcher:
             self._held.pop((tried.job_id, tried.seq), None)
         raise AssertionError("unreachable")
 
-    async def _flush(self, tries: Sequence[Try]) -> Sequence[asyncpg.Record | None]:
+    async def _flush(self, tries: Sequence[Try]) -> Sequence[DueDelivery | None]:
         following = await outbox.record(
             self._database,
             tries,
@@ -342,9 +341,9 @@ def host_of(url: str) -> str:
     return found[1].lower() if found else ""
 
 
-def as_try(delivery: asyncpg.Record, verdict: Verdict, dice: float) -> Try:
+def as_try(delivery: DueDelivery, verdict: Verdict, dice: float) -> Try:
     """What a verdict means for the delivery: over, or again at a later time, or given up on."""
-    job_id, seq, tries = delivery["job_id"], delivery["seq"], delivery["tries"]
+    job_id, seq, tries = delivery.job_id, delivery.seq, delivery.tries
     match verdict.outcome:
         case "delivered" | "refused":
             return Try(job_id, seq, tries, verdict.outcome, verdict.status, verdict.error)

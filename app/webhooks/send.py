@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 import structlog
 
@@ -16,6 +16,7 @@ from app.secretbox import SecretBox, SecretBoxError
 from app.store import outbox
 from app.store.database import Database
 from app.store.events import CHATTER_TYPES
+from app.store.outbox import DueDelivery
 from app.webhooks.message import compose, delivery_id, is_too_large
 from app.webhooks.schedule import GONE
 
@@ -50,13 +51,13 @@ class Sender:
         # Results of many megabytes are looked into one at a time.
         self._large = asyncio.Lock()
 
-    async def send(self, delivery: Mapping[str, Any]) -> Verdict:
+    async def send(self, delivery: DueDelivery) -> Verdict:
         try:
             body = await self._body(delivery)
             headers = self._headers(delivery, body, int(time.time()))
             response = await self._client.request(
                 "POST",
-                delivery["webhook_url"],
+                delivery.webhook_url,
                 headers=headers,
                 content=body,
                 deadline_seconds=DEADLINE_SECONDS,
@@ -71,18 +72,18 @@ class Sender:
             return Verdict("failed", error=f"the webhook secret cannot be read: {problem}")
         return _judge(response)
 
-    async def _body(self, delivery: Mapping[str, Any]) -> bytes:
-        if delivery["type"] in CHATTER_TYPES:
-            said = await outbox.chatter_of(self._database, delivery["job_id"], delivery["seq"])
+    async def _body(self, delivery: DueDelivery) -> bytes:
+        if delivery.type in CHATTER_TYPES:
+            said = await outbox.chatter_of(self._database, delivery.job_id, delivery.seq)
             return compose(delivery, chatter=said)
-        if not (is_too_large(delivery) and delivery["kind"] in LLM_KINDS):
+        if not (is_too_large(delivery) and delivery.kind in LLM_KINDS):
             return compose(delivery)
         async with self._large:
-            result = await outbox.result_of(self._database, delivery["job_id"])
+            result = await outbox.result_of(self._database, delivery.job_id)
             return compose(delivery, large_result=result)
 
-    def _headers(self, delivery: Mapping[str, Any], body: bytes, timestamp: int) -> dict[str, str]:
-        message_id = delivery_id(delivery["job_id"], delivery["seq"])
+    def _headers(self, delivery: DueDelivery, body: bytes, timestamp: int) -> dict[str, str]:
+        message_id = delivery_id(delivery.job_id, delivery.seq)
         headers = {
             "content-type": "application/json",
             "webhook-id": message_id,
@@ -91,19 +92,19 @@ class Sender:
         secrets = self._secrets(delivery)
         if secrets:
             headers["webhook-signature"] = sign(secrets, message_id, timestamp, body)
-        if delivery["traceparent"]:
-            headers["traceparent"] = delivery["traceparent"]
-            if delivery["tracestate"]:
-                headers["tracestate"] = delivery["tracestate"]
+        if delivery.traceparent:
+            headers["traceparent"] = delivery.traceparent
+            if delivery.tracestate:
+                headers["tracestate"] = delivery.tracestate
         return headers
 
-    def _secrets(self, delivery: Mapping[str, Any]) -> Sequence[str]:
-        sealed = delivery["webhook_secret"]
+    def _secrets(self, delivery: DueDelivery) -> Sequence[str]:
+        sealed = delivery.webhook_secret
         if sealed is None:
             return self._server_secrets
         if self._box is None:
             raise SecretBoxError("FOREMAN_SECRET_KEY is not set")
-        return [self._box.open(sealed, delivery["job_id"])]
+        return [self._box.open(sealed, delivery.job_id)]
 
 
 def _judge(response: OutboundResponse) -> Verdict:

@@ -45,7 +45,7 @@ async def test_workers_with_lists_of_all_lengths_are_one_statement(database: Dat
         [worker("w2", ("a", "b", "c"), ()), worker("w1", ('it\'s "quoted", {really}',), ("ü",))],
         2.5,
     )
-    found = {row["name"]: (row["queues"], row["kinds"]) for row in await list_workers(database, "default")}
+    found = {row.name: (row.queues, row.kinds) for row in await list_workers(database, "default")}
     assert found == {"w2": (["a", "b", "c"], []), "w1": (['it\'s "quoted", {really}'], ["ü"])}
 
 

@@ -54,7 +54,7 @@ async def make_day(database: Database, table: str, day: date) -> None:
 async def logged(database: Database, want: Want) -> list[tuple[int, str]]:
     [page] = await read_pages(database, [want])
     assert page is not None
-    return [(event["seq"], event["type"]) for event in page.events]
+    return [(event.seq, event.type) for event in page.events]
 
 
 async def test_chatter_and_states_are_one_log_to_the_reader(database: Database) -> None:
@@ -88,7 +88,7 @@ async def test_pages_are_bounded_by_bytes_but_never_empty(database: Database) ->
         if page.is_last and not page.events:
             break
         sizes.append(len(page.events))
-        assert page.next_after == page.events[-1]["seq"]
+        assert page.next_after == page.events[-1].seq
         after = page.next_after
     assert sizes == [4, 3, 3, 1]
     [page] = await read_pages(database, [Want(job_id, 1, max_bytes=1)])
@@ -104,7 +104,7 @@ async def test_many_logs_are_read_by_one_query_each_to_its_own_reader(database: 
     pages = await read_pages(database, [*wants, Want("0" * 26), Want(talking[0][0], 99)])
     for page in pages[:4]:
         assert page is not None
-        assert [event["type"] for event in page.events] == ["output", "approve"]
+        assert [event.type for event in page.events] == ["output", "approve"]
         assert (page.state, page.seq, page.tenant, page.next_after) == ("loading", 6, TENANT, 6)
     assert pages[4] is None
     assert pages[5] is not None

@@ -134,7 +134,7 @@ async def test_text_and_frames_come_through_the_log_in_order(house: House) -> No
     await house.settle(Verb.FAIL, error='{"code":"x","message":"x","retryable":false}')
     ended = await reader.end()
     assert isinstance(ended, Ended)
-    assert ended.job["state"] == "failed"
+    assert ended.job.state == "failed"
     assert reader.parts == [frame, "one ", "t", frame, "wo"]
     assert [each.position for each in reader.got if isinstance(each, Output)] == [1, 5, 6, 7, 9]
 
@@ -357,5 +357,5 @@ async def test_who_heard_all_of_a_run_is_told_its_result_without_another_look(
     transcript.close('{"message":{"content":"all of it"}}')
     ended = await reader.end()
     assert isinstance(ended, Ended)
-    assert ended.job["state"] == "done"
-    assert orjson.loads(ended.job["result"])["message"]["content"] == "all of it"
+    assert ended.job.state == "done"
+    assert orjson.loads(ended.job.result)["message"]["content"] == "all of it"

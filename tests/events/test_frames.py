@@ -9,6 +9,8 @@ import pytest
 from app.dialects import fold
 from app.events.frames import Frames
 from app.jobs.ids import new_id
+from app.store.job import Job
+from tests.rows import made_up
 
 CALL = {"function": {"name": "weather", "arguments": {"city": "Bern"}}}
 OLLAMA_RESULT = {
@@ -30,8 +32,8 @@ OPENAI_RESULT = {
 }
 
 
-def row(state: str = "done", **more: Any) -> dict[str, Any]:
-    return {
+def row(state: str = "done", **more: Any) -> Job:
+    fields = {
         "id": new_id(),
         "kind": "chat",
         "model": "m",
@@ -43,6 +45,7 @@ def row(state: str = "done", **more: Any) -> dict[str, Any]:
         "result": json.dumps(OLLAMA_RESULT),
         **more,
     }
+    return made_up(Job, **fields)
 
 
 def whole(frames: list[dict[str, Any]], dialect: Any) -> dict[str, Any]:

@@ -7,11 +7,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from app.events import hub as hub_module
 from app.events.hub import MANY, Hub
 from app.events.log import LogReader
 from app.loops.alarm import Alarm
-from app.store import events
+from app.store import events, notices
 from app.store.database import Database
 from app.store.events import NewEvent, Page, Want, append
 from app.telemetry import NOTICES
@@ -106,7 +105,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def test_a_connection_that_hangs_is_replaced_and_heard_on_again(
     database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(notices, "ANSWER_SECONDS", 0.3)
     relay = Relay(database_url)
     # Its log does not move, so that no look at it finds anything: what wakes was heard.
     job_id = await put_one(database)

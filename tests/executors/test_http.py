@@ -19,6 +19,7 @@ from app.outbound import AddressPolicy, GuardedClient
 from app.store.embedded import EmbeddedPostgres
 from tests.conftest import Server, free_port, wait_until
 from tests.outbound.receivers import Receiver, Visit, once, once_and_close
+from tests.rows import made_up
 from tests.serving import serving
 
 JOB_ID = "01JZ7Q0C3N8W9V5T4R2E1D6A7B"
@@ -69,7 +70,7 @@ def claimed(payload: dict[str, Any] | str, **changes: Any) -> ClaimedJob:
         "max_duration_seconds": None,
         "traceparent": TRACE,
     }
-    return ClaimedJob(**{**fields, **changes})
+    return made_up(ClaimedJob, **{**fields, **changes})
 
 
 async def run(executor: HttpExecutor, payload: dict[str, Any] | str, **changes: Any) -> Outcome:

@@ -19,9 +19,11 @@ from app.jobs.states import TERMINAL, State, Verb
 from app.jobs.submission import NewJob
 from app.store import queues
 from app.store.admission import Admission
-from app.store.claims import Claims, Seat, promote
+from app.store.claims import Claims, Seat
+from app.store.promote import promote
 from app.store.database import Database
 from app.store.enqueue import Receipt, Submission
+from app.store.job import LeasedJob
 from app.store.queues import QueueBook
 from app.store.settle import Settlement, settle
 from app.store.steer import cancel
@@ -119,17 +121,17 @@ class World:
         claims = Claims(self.database, QueueBook(self.database))
         while not self.over:
             seat = Seat(f"w{number}", self.dice.randrange(1, 6), LEASE_SECONDS)
-            claimed = await claims.claim(self.queue, ["work"], [seat], whole=True)
+            claimed = await claims.claim_whole(self.queue, ["work"], [seat])
             for job in claimed:
                 # Whoever is the last to hold too many of a key sees it here.
-                running = await self.database.fetchval(RUNNING_OF_KEY, self.queue, job["concurrency_key"])
+                running = await self.database.fetchval(RUNNING_OF_KEY, self.queue, job.concurrency_key)
                 if running > self.rules.max_active:
-                    self.violations.append(f"{running} leases of {job['concurrency_key']}")
+                    self.violations.append(f"{running} leases of {job.concurrency_key}")
             await asyncio.gather(*(self.run(job) for job in claimed))
             if not claimed:
                 await asyncio.sleep(0.005)
 
-    async def run(self, job: Any) -> None:
+    async def run(self, job: LeasedJob) -> None:
         fate = self.dice.random()
         if fate < 0.1:
             return  # It crashed: nobody will ever settle this.
@@ -146,7 +148,7 @@ class World:
                 (Verb.RELEASE, {}),
             ]
         )
-        [settled] = await settle(self.database, [Settlement(job["id"], job["lease_token"], verb, **more)])
+        [settled] = await settle(self.database, [Settlement(job.id, job.lease_token, verb, **more)])
         if settled.ok:
             self.gatekeeper.settled([settled])
         else:

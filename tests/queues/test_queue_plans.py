@@ -17,7 +17,8 @@ from app.store import fair, keys
 from app.store.admission import DEPTH, OLDEST, PLACES
 from app.store.bulk import look_statement
 from app.store.census import LOOK
-from app.store.claims import CLAIM_FAIRLY, NEXT_DUE, PROMOTE
+from app.store.claims import CLAIM_FAIRLY
+from app.store.promote import NEXT_DUE, PROMOTE
 from app.store.database import IN_ORDER
 from app.store.embedded import EmbeddedPostgres
 from app.store.limits import RUNNING

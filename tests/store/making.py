@@ -11,6 +11,7 @@ from app.jobs.submission import NewJob
 from app.store.claims import Claims, Seat
 from app.store.database import Database
 from app.store.enqueue import Receipt, Submission, enqueue
+from app.store.job import ClaimedJob
 from app.store.queues import QueueBook
 
 TENANT = "default"
@@ -51,7 +52,7 @@ async def claim(
     worker: str = "tester",
     lease_seconds: float = 30,
     claims: Claims | None = None,
-) -> list[asyncpg.Record]:
+) -> list[ClaimedJob]:
     """Claim as a worker does; with marks of its own, unless it is given those of another claim."""
     return await (claims or Claims(database, QueueBook(database))).claim(
         queue, lanes, [Seat(worker, limit, lease_seconds)]
@@ -68,8 +69,8 @@ async def claim_one(database: Database, job_id: str, **how: Any) -> str:
     """Claim until this very job is claimed; its lease token."""
     row = await row_of(database, job_id)
     for record in await claim(database, queue=row["queue"], lanes=[row["lane"]], limit=1000, **how):
-        if record["id"] == job_id:
-            return str(record["lease_token"])
+        if record.id == job_id:
+            return record.lease_token
     raise AssertionError(f"{job_id} could not be claimed: {dict(row)}")
 
 

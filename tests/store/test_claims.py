@@ -9,8 +9,11 @@ import asyncpg
 import pytest
 
 from app.store import claims as claims_module
-from app.store.claims import Claims, Head, HeadsWalk, Seat, heads_of, promote, seconds_until_next_due
+from app.store.claims import Claims, Seat
+from app.store.heads import Head, HeadsWalk, heads_of
+from app.store.promote import promote, seconds_until_next_due
 from app.store.database import Database
+from app.store.job import ClaimedJob
 from app.store.keys import lock, lock_number
 from app.store.queues import QueueBook, configure
 from app.store.settle import heartbeat
@@ -29,8 +32,8 @@ async def heads(database: Database) -> list[Head]:
     return walked
 
 
-def ids(records: list[asyncpg.Record]) -> list[str]:
-    return [record["id"] for record in records]
+def ids(records: list[ClaimedJob]) -> list[str]:
+    return [record.id for record in records]
 
 
 async def test_a_claim_is_a_lease_with_a_token_of_its_own(database: Database) -> None:
@@ -40,7 +43,7 @@ async def test_a_claim_is_a_lease_with_a_token_of_its_own(database: Database) ->
     row = await row_of(database, one)
     assert (row["state"], row["attempt"], row["worker"], row["lease_seconds"]) == ("loading", 1, "w1", 7)
     assert row["lease_expires_at"] - row["started_at"] == timedelta(seconds=7)
-    assert claimed[0]["lease_token"] != claimed[1]["lease_token"]
+    assert claimed[0].lease_token != claimed[1].lease_token
     assert await log_of(database, one) == [(1, "queued", "enqueue"), (2, "loading", "claim")]
     await invariants.check_all(database)
 
@@ -126,10 +129,10 @@ async def test_a_lease_never_reaches_past_the_attempts_end(database: Database) -
 async def test_several_seats_share_one_claim_in_order(database: Database) -> None:
     for _ in range(6):
         await put_one(database)
-    claimed = await Claims(database).claim(
-        "default", ["noop"], [Seat("w1", 2, 10), Seat("w2", 1, 20), Seat("w3", 2, 30)], whole=True
+    claimed = await Claims(database).claim_whole(
+        "default", ["noop"], [Seat("w1", 2, 10), Seat("w2", 1, 20), Seat("w3", 2, 30)]
     )
-    assert [(record["worker"], record["lease_seconds"]) for record in claimed] == [
+    assert [(record.worker, record.lease_seconds) for record in claimed] == [
         ("w1", 10),
         ("w1", 10),
         ("w2", 20),

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from app.jobs.states import Verb
-from app.store.claims import Claims, promote
+from app.store.claims import Claims
+from app.store.promote import promote
 from app.store.database import Database
 from app.store.enqueue import Submission, enqueue
 from app.store.settle import Settlement, heartbeat, settle
@@ -45,7 +46,7 @@ class Crowd:
 
     async def claim(self) -> None:
         claimed = await claim(self.database, limit=10, claims=Claims(self.database))
-        self.held += [(record["id"], record["lease_token"]) for record in claimed]
+        self.held += [(record.id, record.lease_token) for record in claimed]
         random.shuffle(self.held)
         del self.held[:-60]
 

@@ -81,7 +81,7 @@ async def test_a_moment_in_the_past_is_now_and_one_ahead_waits(database: Databas
         job(delay_seconds=3600),
         job(delay_seconds=0),
     )
-    assert {record["id"] for record in await claim(database)} == {past, at_once}
+    assert {record.id for record in await claim(database)} == {past, at_once}
     for job_id in (ahead, delayed):
         assert (await row_of(database, job_id))["reason"] == "scheduled"
     waits = (await row_of(database, delayed))["run_at"] - (await row_of(database, delayed))["created_at"]

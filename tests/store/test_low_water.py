@@ -8,46 +8,48 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.store import claims
-from app.store.claims import HIGHEST, LOWEST, SLACK, THE_BEGINNING, Band, LowWater
+from app.store.low_water import HIGHEST, LOWEST, SLACK, THE_BEGINNING, RankRange, LowWater
+from app.store.job import ClaimedJob
+from tests.rows import made_up
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
-def claimed(rank: int, at: datetime = NOON, lane: str = "a") -> dict[str, object]:
-    return {"lane": lane, "rank": rank, "ready_at": at}
+def claimed(rank: int, at: datetime = NOON, lane: str = "a") -> ClaimedJob:
+    return made_up(ClaimedJob, lane=lane, rank=rank, ready_at=at)
 
 
 def test_nothing_learnt_is_one_band_from_the_beginning() -> None:
-    assert LowWater().bands("q", ["a"]) == [Band("a", LOWEST, HIGHEST, THE_BEGINNING)]
+    assert LowWater().ranges("q", ["a"]) == [RankRange("a", LOWEST, HIGHEST, THE_BEGINNING)]
 
 
 def test_a_learnt_rank_starts_a_little_before_the_oldest_that_was_claimed() -> None:
     marks = LowWater()
-    marks.bands("q", ["a"])
+    marks.ranges("q", ["a"])
     marks.learn("q", [claimed(0, NOON + timedelta(seconds=9)), claimed(0, NOON), claimed(4, NOON)])
-    assert marks.bands("q", ["a"]) == [
-        Band("a", 5, HIGHEST, THE_BEGINNING),
-        Band("a", 4, 4, NOON - SLACK),
-        Band("a", 1, 3, THE_BEGINNING),
-        Band("a", 0, 0, NOON - SLACK),
-        Band("a", LOWEST, -1, THE_BEGINNING),
+    assert marks.ranges("q", ["a"]) == [
+        RankRange("a", 5, HIGHEST, THE_BEGINNING),
+        RankRange("a", 4, 4, NOON - SLACK),
+        RankRange("a", 1, 3, THE_BEGINNING),
+        RankRange("a", 0, 0, NOON - SLACK),
+        RankRange("a", LOWEST, -1, THE_BEGINNING),
     ]
 
 
 def test_marks_belong_to_one_queue_and_one_lane() -> None:
     marks = LowWater()
-    marks.bands("q", ["a", "b"])
+    marks.ranges("q", ["a", "b"])
     marks.learn("q", [claimed(0)])
-    assert marks.bands("other", ["a"]) == [Band("a", LOWEST, HIGHEST, THE_BEGINNING)]
-    assert Band("b", 0, 0, THE_BEGINNING) in marks.bands("q", ["a", "b"])
-    assert Band("a", 0, 0, NOON - SLACK) in marks.bands("q", ["a", "b"])
+    assert marks.ranges("other", ["a"]) == [RankRange("a", LOWEST, HIGHEST, THE_BEGINNING)]
+    assert RankRange("b", 0, 0, THE_BEGINNING) in marks.ranges("q", ["a", "b"])
+    assert RankRange("a", 0, 0, NOON - SLACK) in marks.ranges("q", ["a", "b"])
 
 
 def test_neighbouring_ranks_leave_no_empty_band_between() -> None:
     marks = LowWater()
-    marks.bands("q", ["a"])
+    marks.ranges("q", ["a"])
     marks.learn("q", [claimed(1), claimed(0), claimed(-1)])
-    assert [(band.low, band.high) for band in marks.bands("q", ["a"])] == [
+    assert [(band.low, band.high) for band in marks.ranges("q", ["a"])] == [
         (2, HIGHEST),
         (1, 1),
         (0, 0),
@@ -64,9 +66,9 @@ def test_every_rank_of_every_lane_is_in_exactly_one_band_and_better_ranks_come_f
     learnt: list[tuple[str, int]], lanes: list[str]
 ) -> None:
     marks = LowWater()
-    marks.bands("q", lanes)
+    marks.ranges("q", lanes)
     marks.learn("q", [claimed(rank, lane=lane) for lane, rank in learnt])
-    bands = marks.bands("q", lanes)
+    bands = marks.ranges("q", lanes)
     for lane in lanes:
         own = [(band.low, band.high) for band in bands if band.lane == lane]
         assert own[0][1] == HIGHEST
@@ -84,11 +86,11 @@ def test_a_mark_is_trusted_for_a_few_seconds_only(monkeypatch: pytest.MonkeyPatc
     clock = 1000.0
     monkeypatch.setattr(claims.time, "monotonic", lambda: clock)
     marks = LowWater()
-    marks.bands("q", ["a"])
+    marks.ranges("q", ["a"])
     marks.learn("q", [claimed(0)])
     clock += claims.MARK_SECONDS - 0.1
-    assert Band("a", 0, 0, NOON - SLACK) in marks.bands("q", ["a"])
+    assert RankRange("a", 0, 0, NOON - SLACK) in marks.ranges("q", ["a"])
     clock += 0.2
-    assert Band("a", 0, 0, THE_BEGINNING) in marks.bands("q", ["a"])
+    assert RankRange("a", 0, 0, THE_BEGINNING) in marks.ranges("q", ["a"])
     marks.learn("q", [claimed(0)])
-    assert Band("a", 0, 0, NOON - SLACK) in marks.bands("q", ["a"])
+    assert RankRange("a", 0, 0, NOON - SLACK) in marks.ranges("q", ["a"])

@@ -2,18 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-import asyncpg
 import pytest
 
 from app.jobs.states import Verb
 from app.store import outbox
-from app.store.claims import THE_BEGINNING
+from app.store.low_water import THE_BEGINNING
 from app.store.database import Database
 from app.store.events import NewEvent, append
-from app.store.outbox import DeliveryFilter, Try, Wanted
+from app.store.outbox import Delivery, DeliveryFilter, DueDelivery, Try, Wanted
 from app.store.settle import Settlement, note_late, settle
 from tests.patience import PATIENCE
 from tests.store.making import claim_one, job, put, put_one, running
@@ -24,24 +23,24 @@ LARGEST = 256 * 1024
 Answer = TypeVar("Answer")
 
 
-async def claim(database: Database, host: str = HOST, room: int = 10, **more: Any) -> list[asyncpg.Record]:
+async def claim(database: Database, host: str = HOST, room: int = 10, **more: Any) -> list[DueDelivery]:
     return await outbox.claim(
         database, [Wanted(host, room, **more)], lease_seconds=10, max_result_bytes=LARGEST
     )
 
 
-async def record(database: Database, *tries: Try, take_next: bool = True) -> list[asyncpg.Record | None]:
+async def record(database: Database, *tries: Try, take_next: bool = True) -> list[DueDelivery | None]:
     return await outbox.record(
         database, tries, lease_seconds=10, max_result_bytes=LARGEST, take_next=take_next
     )
 
 
-def tried(delivery: asyncpg.Record, state: str = "delivered", **more: Any) -> Try:
-    return Try(delivery["job_id"], delivery["seq"], delivery["tries"], state, **more)
+def tried(delivery: DueDelivery, state: str = "delivered", **more: Any) -> Try:
+    return Try(delivery.job_id, delivery.seq, delivery.tries, state, **more)
 
 
-def names(rows: list[asyncpg.Record]) -> list[tuple[str, int]]:
-    return [(row["job_id"], row["seq"]) for row in rows]
+def names(rows: Sequence[Delivery | DueDelivery]) -> list[tuple[str, int]]:
+    return [(row.job_id, row.seq) for row in rows]
 
 
 async def done_job(database: Database, **fields: Any) -> str:
@@ -52,11 +51,10 @@ async def done_job(database: Database, **fields: Any) -> str:
 
 
 async def pending(database: Database) -> list[tuple[str, int]]:
-    return names(
-        await database.fetch(
-            "SELECT job_id, seq FROM deliveries WHERE state = 'pending' ORDER BY job_id, seq"
-        )
+    rows = await database.fetch(
+        "SELECT job_id, seq FROM deliveries WHERE state = 'pending' ORDER BY job_id, seq"
     )
+    return [(row["job_id"], row["seq"]) for row in rows]
 
 
 async def after_waiting(
@@ -81,7 +79,7 @@ async def test_a_try_is_recorded_although_its_lease_is_renewed_in_the_same_momen
     )
     assert await pending(database) == [(job_id, 2), (job_id, 3), (job_id, 4)]
     assert following is not None
-    assert following["seq"] == 2
+    assert following.seq == 2
 
 
 async def test_the_next_of_a_job_is_handed_out_although_somebody_puts_it_off_in_the_same_moment(
@@ -92,7 +90,7 @@ async def test_the_next_of_a_job_is_handed_out_although_somebody_puts_it_off_in_
     put_off = "UPDATE deliveries SET next_try_at = now() + interval '1 hour' WHERE job_id = $1 AND seq = 2"
     [following] = await after_waiting(database, record(database, tried(delivery)), put_off, job_id)
     assert following is not None
-    assert following["seq"] == 2
+    assert following.seq == 2
 
 
 async def test_a_lease_is_renewed_although_its_delivery_is_hastened_in_the_same_moment(
@@ -119,13 +117,13 @@ async def test_recording_a_delivery_hands_out_the_next_of_its_job_until_there_is
 ) -> None:
     job_id = await done_job(database)
     [delivery] = await claim(database)
-    seqs = [delivery["seq"]]
+    seqs = [delivery.seq]
     while True:
         [following] = await record(database, tried(delivery))
         if following is None:
             break
         delivery = following
-        seqs.append(delivery["seq"])
+        seqs.append(delivery.seq)
     assert seqs == [1, 2, 3, 4]
     assert await pending(database) == []
     rows = await database.fetch("SELECT state, tries, delivered_at FROM deliveries WHERE job_id = $1", job_id)
@@ -138,13 +136,13 @@ async def test_a_delivery_brings_all_that_its_message_needs(database: Database) 
     contents = [delivery]
     while (following := (await record(database, tried(contents[-1])))[0]) is not None:
         contents.append(following)
-    assert [each["state"] for each in contents] == ["queued", "loading", "working", "done"]
-    assert [each["previous_state"] for each in contents] == [None, "queued", "loading", "working"]
-    assert [each["attempt"] for each in contents] == [0, 1, 1, 1]
-    assert [each["result"] for each in contents] == [None, None, None, '{"answer":42}']
-    assert contents[0]["job_id"] == job_id
-    assert contents[0]["webhook_url"] == URL
-    assert json.loads(contents[0]["metadata"]) == {"k": "v"}
+    assert [each.state for each in contents] == ["queued", "loading", "working", "done"]
+    assert [each.previous_state for each in contents] == [None, "queued", "loading", "working"]
+    assert [each.attempt for each in contents] == [0, 1, 1, 1]
+    assert [each.result for each in contents] == [None, None, None, '{"answer":42}']
+    assert contents[0].job_id == job_id
+    assert contents[0].webhook_url == URL
+    assert json.loads(contents[0].metadata) == {"k": "v"}
 
 
 async def test_the_attempt_is_that_of_the_event_even_when_the_job_is_further(database: Database) -> None:
@@ -156,7 +154,7 @@ async def test_the_attempt_is_that_of_the_event_even_when_the_job_is_further(dat
     found = await claim(database)
     while (following := (await record(database, tried(found[-1])))[0]) is not None:
         found.append(following)
-    assert [(each["state"], each["attempt"]) for each in found] == [
+    assert [(each.state, each.attempt) for each in found] == [
         ("queued", 0), ("loading", 1), ("queued", 1), ("loading", 2), ("working", 2), ("done", 2),
     ]  # fmt: skip
 
@@ -166,8 +164,8 @@ async def test_a_result_over_the_limit_stays_where_it_is(database: Database) -> 
     large = json.dumps("x" * LARGEST)
     await settle(database, [Settlement(job_id, token, Verb.COMPLETE, result=large)])
     [delivery] = await claim(database)
-    assert delivery["result"] is None
-    assert delivery["result_bytes"] == len(large)
+    assert delivery.result is None
+    assert delivery.result_bytes == len(large)
     assert await outbox.result_of(database, job_id) == large
 
 
@@ -178,7 +176,7 @@ async def test_a_failed_try_comes_back_after_its_delay_and_holds_up_its_follower
     assert await claim(database) == []
     await database.execute("UPDATE deliveries SET next_try_at = now() WHERE job_id = $1 AND seq = 1", job_id)
     [again] = await claim(database)
-    assert (again["seq"], again["tries"]) == (1, 1)
+    assert (again.seq, again.tries) == (1, 1)
 
 
 async def test_followers_of_a_delivery_that_backs_off_are_moved_out_of_the_way(database: Database) -> None:
@@ -203,25 +201,25 @@ async def test_a_follower_that_was_moved_still_leaves_right_after_the_one_before
     [delivery] = await claim(database)
     [following] = await record(database, tried(delivery))
     assert following is not None
-    assert following["seq"] == 2
+    assert following.seq == 2
 
 
 async def test_a_lease_that_ran_out_makes_the_delivery_claimable_again(database: Database) -> None:
     await done_job(database)
     [delivery] = await claim(database)
-    await outbox.renew(database, [(delivery["job_id"], 1, 0)], 0.0)
-    assert names(await claim(database)) == [(delivery["job_id"], 1)]
+    await outbox.renew(database, [(delivery.job_id, 1, 0)], 0.0)
+    assert names(await claim(database)) == [(delivery.job_id, 1)]
 
 
 async def test_who_lost_the_lease_to_another_records_nothing(database: Database) -> None:
     await done_job(database)
     [mine] = await claim(database)
-    await outbox.renew(database, [(mine["job_id"], 1, 0)], 0.0)
+    await outbox.renew(database, [(mine.job_id, 1, 0)], 0.0)
     [theirs] = await claim(database)
     await record(database, tried(theirs, "pending", delay_seconds=60))
     assert await record(database, tried(mine, "given_up")) == [None]
     row = await database.fetchrow(
-        "SELECT state, tries FROM deliveries WHERE job_id = $1 AND seq = 1", mine["job_id"]
+        "SELECT state, tries FROM deliveries WHERE job_id = $1 AND seq = 1", mine.job_id
     )
     assert row is not None
     assert (row["state"], row["tries"]) == ("pending", 1)
@@ -243,7 +241,7 @@ async def test_each_receiver_is_claimed_for_by_itself_and_no_further_than_its_ro
     found = await outbox.claim(
         database, [Wanted("a", 2), Wanted("c", 100)], lease_seconds=10, max_result_bytes=LARGEST
     )
-    assert sorted(row["host"] for row in found) == ["a"] * 2 + ["c"] * 5
+    assert sorted(row.host for row in found) == ["a"] * 2 + ["c"] * 5
 
 
 async def test_a_receiver_is_known_by_host_and_port_in_lower_case(database: Database) -> None:
@@ -276,12 +274,12 @@ async def test_redelivering_starts_the_tries_over_and_hastens_what_is_pending(da
     await record(database, tried(delivery, "given_up", status=500, error="no"), take_next=False)
     again = await outbox.redeliver(database, job_id, "default", 1)
     assert again is not None
-    assert (again["state"], again["tries"]) == ("pending", 0)
+    assert (again.state, again.tries) == ("pending", 0)
     [delivery] = await claim(database)
     await record(database, tried(delivery, "pending", delay_seconds=3600))
     hastened = await outbox.redeliver(database, job_id, "default", 1)
     assert hastened is not None
-    assert (hastened["state"], hastened["tries"]) == ("pending", 1)
+    assert (hastened.state, hastened.tries) == ("pending", 1)
     assert names(await claim(database)) == [(job_id, 1)]
 
 
@@ -322,7 +320,7 @@ async def test_progress_and_output_are_delivered_at_most_every_half_second(datab
 async def test_lists_are_filtered_by_host_and_state_and_paged(database: Database) -> None:
     mine = [await done_job(database) for _ in range(3)]
     other = await put_one(database, webhook_url="https://hooks.example/")
-    [delivery] = [row for row in await claim(database) if row["job_id"] == mine[0]]
+    [delivery] = [row for row in await claim(database) if row.job_id == mine[0]]
     await record(database, tried(delivery, "given_up"), take_next=False)
 
     async def listed(limit: int = 100, **wanted: Any) -> list[tuple[str, int]]:

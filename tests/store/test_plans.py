@@ -15,13 +15,17 @@ import asyncpg
 import pytest
 
 from app.jobs.ids import id_floor
-from app.store.claims import HEADS, HEADS_OF, NEXT_DUE, PROMOTE, Claims, Seat
+from app.store.claims import Claims, Seat
+from app.store.heads import HEADS, HEADS_OF
+from app.store.promote import NEXT_DUE, PROMOTE
 from app.store.database import IN_ORDER, Database
 from app.store.embedded import EmbeddedPostgres
+from app.store.job import ClaimedJob
 from app.store.read import GET, MAX_LOOKED, POSITION, SHARING, Filter, list_statements
 from app.store.settle import HEARTBEAT
 from app.store.sweep import END_GRACE, END_LOOK, EXPIRE, NEVER, RESCUE
 from tests.conftest import TEMPLATE
+from tests.rows import made_up
 
 FILL = """
 INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, priority, model, metadata, parent_id,
@@ -152,7 +156,8 @@ async def explain_claim(
     long_ago = datetime(2020, 1, 1, tzinfo=UTC)
     claims._low_water.bands(queue, lanes)
     claims._low_water.learn(
-        queue, [{"lane": lane, "rank": rank, "ready_at": long_ago} for lane in lanes for rank in ranks]
+        queue,
+        [made_up(ClaimedJob, lane=lane, rank=rank, ready_at=long_ago) for lane in lanes for rank in ranks],
     )
     await claims.claim(queue, lanes, [Seat("w", limit, 30)])
     statement, arguments = recorder.said

@@ -10,7 +10,7 @@ from ulid import ULID
 from app.engine.pruner import Pruner
 from app.jobs.queue_settings import usual_retention
 from app.store import prune as pruning
-from app.store.claims import THE_BEGINNING
+from app.store.low_water import THE_BEGINNING
 from app.store.database import Database
 from app.store.prune import ALL, forget_keys, plan_walks, prune
 from app.store.queues import QueueBook, configure

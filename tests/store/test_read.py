@@ -19,12 +19,12 @@ from app.store.read import (
     queue_position,
 )
 from app.store.steer import cancel
-from tests.store.making import TENANT, claim_one, job, put, put_one, row_of, running
+from tests.store.making import TENANT, claim_one, job, put, put_one, running
 
 
 async def listed(database: Database, limit: int = 100, tenant: str = TENANT, **wanted: Any) -> list[str]:
     page = await list_jobs(database, Filter(**wanted), tenant, limit)
-    return [row["id"] for row in page.jobs]
+    return [row.id for row in page.jobs]
 
 
 async def test_a_job_is_read_by_its_own_tenant_only(database: Database) -> None:
@@ -89,15 +89,15 @@ async def test_the_position_counts_who_goes_first(database: Database) -> None:
         await put_one(database, **fields)
         for fields in ({}, {}, {"priority": 1}, {"lane": "b"}, {"delay_seconds": 60})
     ]
-    rows = [await row_of(database, job_id) for job_id in (better, first, second, other_lane)]
-    assert [await queue_position(database, row) for row in rows] == [1, 2, 3, 1]
+    jobs = [await get_job(database, job_id, TENANT) for job_id in (better, first, second, other_lane)]
+    assert [await queue_position(database, each) for each in jobs] == [1, 2, 3, 1]
 
 
 async def test_what_is_not_claimable_has_no_position(database: Database) -> None:
     scheduled = await put_one(database, delay_seconds=60)
     loading, _ = await running(database)
     for job_id in (scheduled, loading):
-        assert await queue_position(database, await row_of(database, job_id)) is None
+        assert await queue_position(database, await get_job(database, job_id, TENANT)) is None
 
 
 async def test_a_position_far_back_is_counted_to_a_bound_only(database: Database) -> None:
@@ -108,7 +108,7 @@ async def test_a_position_far_back_is_counted_to_a_bound_only(database: Database
         POSITION_LIMIT + 5,
     )
     last = await put_one(database)
-    assert await queue_position(database, await row_of(database, last)) == POSITION_LIMIT + 1
+    assert await queue_position(database, await get_job(database, last, TENANT)) == POSITION_LIMIT + 1
 
 
 async def test_a_job_has_moved_past_what_was_seen_of_it_or_is_gone(database: Database) -> None:
@@ -136,7 +136,7 @@ async def pages(database: Database, wanted: Filter, limit: int, looked: int) -> 
     found = []
     while True:
         page = await list_jobs(database, wanted, TENANT, limit, looked=looked, seconds=0)
-        found.append([row["id"] for row in page.jobs])
+        found.append([row.id for row in page.jobs])
         if page.next_before is None:
             return found
         wanted = replace(wanted, before=page.next_before)
@@ -159,7 +159,7 @@ async def test_a_page_goes_on_looking_until_it_is_full_or_the_time_is_over(datab
 
     async def look(limit: int) -> tuple[list[str], str | None]:
         page = await list_jobs(database, Filter(kind="rare"), TENANT, limit, looked=2, seconds=3600)
-        return [row["id"] for row in page.jobs], page.next_before
+        return [row.id for row in page.jobs], page.next_before
 
     assert await look(5) == ([ids[8], ids[4], ids[1]], None)
     assert (await look(2))[0] == [ids[8], ids[4]]

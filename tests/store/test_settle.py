@@ -259,7 +259,7 @@ async def test_a_batch_of_mixed_verbs_is_one_commit_and_each_is_answered_on_its_
 ) -> None:
     ids = await put(database, *(job(max_attempts=2) for _ in range(9)))
     rows = await claim(database)
-    tokens = {row["id"]: row["lease_token"] for row in rows}
+    tokens = {row.id: row.lease_token for row in rows}
     await cancel(database, ids[6], TENANT, None)
     batch = [
         Settlement(ids[8], "never-was", Verb.COMPLETE, result="1"),

@@ -19,7 +19,8 @@ from hypothesis.stateful import (
 )
 
 from app.jobs.states import LIVE, RUNNING, TERMINAL, TRANSITIONS, State, Verb, allows
-from app.store.claims import Claims, promote
+from app.store.claims import Claims
+from app.store.promote import promote
 from app.store.database import Database
 from app.store.enqueue import Receipt, Submission, enqueue
 from app.store.settle import Settlement, heartbeat, settle
@@ -214,13 +215,13 @@ class Machine(RuleBasedStateMachine):
             if each.state is State.QUEUED and each.ready is not None and each.lane == lane
         )
         claimed = self.run(claim(self.database, [lane], limit, lease_seconds=LONG, claims=self.claims))
-        assert {record["id"] for record in claimed} == {each[-1] for each in waiting[:limit]}
+        assert {record.id for record in claimed} == {each[-1] for each in waiting[:limit]}
         for record in claimed:
-            model = self.jobs[record["id"]]
+            model = self.jobs[record.id]
             model.move(Verb.CLAIM)
             model.attempt += 1
             model.started = True
-            model.token = record["lease_token"]
+            model.token = record.lease_token
             assert model.token not in model.old_tokens
 
     settlements = st.lists(

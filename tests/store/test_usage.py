@@ -22,7 +22,7 @@ async def done_jobs(database: Database, usages: list[str]) -> list[str]:
 async def tokens(database: Database) -> tuple[int, int]:
     """(jobs, prompt tokens) over all days."""
     rows = await sums(database, TENANT, LONG_AGO, datetime.now(UTC).date() + timedelta(days=1), None)
-    return sum(row["jobs"] for row in rows), sum(row["prompt_tokens"] for row in rows)
+    return sum(row.jobs for row in rows), sum(row.prompt_tokens for row in rows)
 
 
 async def test_each_job_is_booked_once(database: Database) -> None:

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from app.jobs.lanes import llm_lane
-from app.store.claims import Head
+from app.store.heads import Head
 from app.targets.affinity import affinity_of, choose
 from tests.conftest import Server, wait_until
 from tests.fakes import FakeOllama

@@ -12,7 +12,8 @@ from app.engine.slots import SlotKeeper
 from app.executors.protocol import ClaimedJob, RunContext
 from app.jobs.outcomes import Outcome
 from app.main import Foreman
-from app.store.claims import Claims, Seat, heads_of
+from app.store.claims import Claims, Seat
+from app.store.heads import heads_of
 from app.store.database import Database
 from app.store.holdings import renew, shrink, take
 from app.targets.config import TargetConfig, TargetFields
@@ -29,7 +30,7 @@ async def test_two_holders_never_hold_more_than_there_is(database: Database) -> 
     assert await take(database, "gpu", "a", total=4, wanted=4, lease_seconds=10) == 3
     # The first was asked for what the second could not have.
     (row,) = await renew(database, "b", ["gpu"], 10)
-    assert row["wanted"] is True
+    assert row.wanted is True
     await shrink(database, "a", {"gpu": 1})
     assert await take(database, "gpu", "b", total=4, wanted=4, lease_seconds=10) == 3
 
@@ -66,7 +67,7 @@ async def test_a_stalled_process_keeps_the_slots_that_its_calls_use(database: Da
     # Its own calls are no reason to keep a process from what it holds.
     assert await take(database, "gpu", "stalled:00000000", total=2, wanted=2, lease_seconds=10) == 1
     # When its job's lease is over as well, nothing is known of the call any more.
-    await backdate(database, job["id"], "lease_expires_at")
+    await backdate(database, job.id, "lease_expires_at")
     await database.execute("DELETE FROM target_holdings WHERE holder LIKE 'stalled%'")
     assert await take(database, "gpu", "other:00000000", total=2, wanted=2, lease_seconds=10) == 2
 
@@ -111,7 +112,7 @@ async def test_a_slot_that_is_being_given_back_is_not_believed_to_be_held(
     await renewing
     believed = await taking
     [row] = await renew(database, first._holder, ["gpu"], 10)
-    assert row["slots"] == believed == first.free("gpu")
+    assert row.slots == believed == first.free("gpu")
 
 
 async def test_what_was_claimed_after_the_hold_ran_out_has_no_slot(database: Database) -> None:

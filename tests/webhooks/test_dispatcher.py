@@ -284,7 +284,7 @@ async def test_a_hundred_jobs_each_arrive_whole_and_in_order(database: Database)
             claimed = await claim(database, limit=60)
             await settle(
                 database,
-                [Settlement(row["id"], row["lease_token"], Verb.COMPLETE, result="1") for row in claimed],
+                [Settlement(row.id, row.lease_token, Verb.COMPLETE, result="1") for row in claimed],
             )
         for job_id in job_ids:
             await until(partial(over, database, job_id))
@@ -299,7 +299,7 @@ async def test_two_replicas_share_the_work_and_nothing_is_sent_twice(database: D
     async with Receiver(answering(204)) as receiver, dispatching(database), dispatching(database):
         job_ids = await put(database, *[job(webhook_url=receiver.url) for _ in range(100)])
         claimed = await claim(database, limit=100)
-        completed = [Settlement(row["id"], row["lease_token"], Verb.COMPLETE, result="1") for row in claimed]
+        completed = [Settlement(row.id, row.lease_token, Verb.COMPLETE, result="1") for row in claimed]
         await settle(database, completed)
         for job_id in job_ids:
             await until(partial(over, database, job_id))

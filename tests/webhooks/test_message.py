@@ -5,14 +5,16 @@ from typing import Any
 
 import orjson
 
+from app.store.outbox import DueDelivery
 from app.webhooks.message import MAX_RESULT_BYTES, compose
+from tests.rows import made_up
 
 AT = datetime(2030, 1, 31, 12, 0, 0, 500, tzinfo=UTC)
 JOB = "01JZ7Q0C3N8W9V5T4R2E1D6A7B"
 
 
-def delivery(**changes: Any) -> dict[str, Any]:
-    return {
+def delivery(**changes: Any) -> DueDelivery:
+    fields = {
         "job_id": JOB,
         "seq": 4,
         "type": "done",
@@ -32,6 +34,7 @@ def delivery(**changes: Any) -> dict[str, Any]:
         "stored_artifacts": None,
         **changes,
     }
+    return made_up(DueDelivery, **fields)
 
 
 def message(**changes: Any) -> dict[str, Any]:

@@ -50,15 +50,4 @@ __all__ = [
     "Tenant",
     "UsageDay",
     "WorkerPresence",
-    "columns_of",
 ]
-
-
-def columns_of(table: type[SQLModel], alias: str | None = None) -> str:
-    """The columns that this version knows, by name, for what a statement returns.
-
-    Never `*` there: a column that a newer version adds would change the result, and PostgreSQL then refuses the
-    statements that were prepared before; in a transaction the driver cannot prepare them anew.
-    """
-    names = [column.name for column in METADATA.tables[str(table.__tablename__)].columns]
-    return ", ".join(names if alias is None else [f"{alias}.{name}" for name in names])

@@ -1,0 +1,94 @@
+"""Where the scan of a claim begins: dead index entries that a transaction held open elsewhere keeps are stepped over."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from app.store.job import ClaimedJob, LeasedJob
+from app.store.remembered import Remembered
+
+LOWEST, HIGHEST = -32768, 32767
+# Postgres takes it for the beginning of time; asyncpg encodes datetime.min as -infinity.
+THE_BEGINNING = datetime.min  # noqa: DTZ901 - stands for -infinity, which has no time zone
+# Commits do not come in the order of their now(): a job may appear a little behind the mark. While claims
+# come back full there is a backlog, and what appeared behind the mark may wait for its end; stepping back
+# over what was claimed seconds ago would then cost more than the claim.
+SLACK = timedelta(seconds=2)
+# How long a mark is trusted before the scan starts from the beginning again.
+MARK_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class _Marks:
+    """What one process remembers of one lane: the ranks it has seen and where each one's work begins."""
+
+    by_rank: dict[int, datetime] = field(default_factory=dict)
+    renewed: float = 0.0
+    backlog: bool = False
+
+    def mark(self, rank: int) -> datetime:
+        at = self.by_rank.get(rank, THE_BEGINNING)
+        return at if self.backlog or at is THE_BEGINNING else at - SLACK
+
+
+@dataclass(frozen=True, slots=True)
+class RankRange:
+    lane: str
+    low: int
+    high: int
+    mark: datetime
+
+
+class LowWater:
+    """Low-water marks per (queue, lane, rank), in memory: a hint that costs nothing when it is wrong."""
+
+    def __init__(self) -> None:
+        self._marks: Remembered[tuple[str, str], _Marks] = Remembered()
+
+    def ranges(self, queue: str, lanes: Sequence[str]) -> list[RankRange]:
+        """Every rank is in exactly one range, best first, so priority holds across the lanes."""
+        marks = {lane: self._current(queue, lane) for lane in lanes}
+        ranks = sorted({rank for each in marks.values() for rank in each.by_rank}, reverse=True)
+        ranges: list[RankRange] = []
+        above = HIGHEST
+        for rank in ranks:
+            if rank < above:
+                ranges += [RankRange(lane, rank + 1, above, THE_BEGINNING) for lane in lanes]
+            ranges += [RankRange(lane, rank, rank, marks[lane].mark(rank)) for lane in lanes]
+            above = rank - 1
+        return [*ranges, *(RankRange(lane, LOWEST, above, THE_BEGINNING) for lane in lanes)]
+
+    def learn(
+        self,
+        queue: str,
+        claimed: Iterable[ClaimedJob | LeasedJob],
+        lanes: Sequence[str] = (),
+        *,
+        full: bool = False,
+    ) -> None:
+        """From what was claimed of these lanes, and whether there may be more."""
+        for lane in lanes:
+            self._of(queue, lane).backlog = full
+        lowest: dict[tuple[str, int], datetime] = {}
+        for job in claimed:
+            at = lowest.get((job.lane, job.rank))
+            if at is None or job.ready_at < at:
+                lowest[job.lane, job.rank] = job.ready_at
+        for (lane, rank), at in lowest.items():
+            self._of(queue, lane).by_rank[rank] = at
+
+    def _current(self, queue: str, lane: str) -> _Marks:
+        marks = self._of(queue, lane)
+        now = time.monotonic()
+        if now - marks.renewed > MARK_SECONDS:
+            marks.renewed = now
+            marks.by_rank = dict.fromkeys(marks.by_rank, THE_BEGINNING)
+        return marks
+
+    def _of(self, queue: str, lane: str) -> _Marks:
+        marks = self._marks.get((queue, lane))
+        if marks is None:
+            marks = _Marks()
+            self._marks.put((queue, lane), marks)
+        return marks

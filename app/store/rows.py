@@ -1,0 +1,34 @@
+"""Rows as they leave the store: structs, so that no record of the driver does.
+
+A row is declared once, beside the function that reads it, and the columns of its statement are made from its fields.
+So a record fits its struct by position, which is the fastest way to build one.
+"""
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import msgspec
+
+Row = TypeVar("Row", bound=msgspec.Struct)
+
+
+def columns(row: type[msgspec.Struct], alias: str | None = None, **instead: str) -> str:
+    """What a statement returns for such a row, by name; `instead` has the expressions of what is no column.
+
+    Never `*` there: a column that a newer version adds would change the result, and PostgreSQL then refuses the
+    statements that were prepared before; in a transaction the driver cannot prepare them anew.
+    """
+    prefix = "" if alias is None else f"{alias}."
+    return ", ".join(
+        f"{instead[name]} AS {name}" if name in instead else prefix + name for name in row.__struct_fields__
+    )
+
+
+def as_rows(row: type[Row], records: Iterable[Any]) -> list[Row]:
+    """One of each record, whose columns are those of `columns`."""
+    return [row(*record) for record in records]
+
+
+def as_row(row: type[Row], record: Any | None) -> Row | None:
+    """The same of a single record, where there is one."""
+    return None if record is None else row(*record)
