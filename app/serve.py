@@ -29,9 +29,9 @@ from app.api.cors import with_cors
 from app.api.edge import Edge
 from app.api.protocol import paced
 from app.config import Settings, SettingsError
+from app.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from app.errors import Unavailable
 from app.main import Foreman, create_app
-from app.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from app.store.migrate import migrate
 from app.store.outage import REMIND_SECONDS, Cause, Outage, Trouble, cause_of, words_of
 from app.targets.config import from_environment

@@ -15,8 +15,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.config import load_settings
+from app.embedded import EmbeddedPostgresError
 from app.serve import RESTART_SECONDS, PostgresKeeper, greeting
-from app.store.embedded import EmbeddedPostgresError
 from app.store.outage import Outage
 from tests.conftest import ROOT, Server, free_port, wait_until
 

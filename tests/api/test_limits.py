@@ -16,7 +16,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 
 from app.api.protocol import paced
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from tests.api.conftest import problem_of
 from tests.api.wire import Answer, connect, listen, say
 from tests.conftest import Server, free_port, wait_until

@@ -13,13 +13,13 @@ from typing import Any
 import asyncpg
 import pytest
 
+from app.embedded import EmbeddedPostgres
 from app.store import fair, keys
 from app.store.admission import DEPTH, OLDEST, PLACES
 from app.store.bulk import look_statement
 from app.store.census import LOOK
 from app.store.claims import CLAIM_FAIRLY, NEXT_DUE, PROMOTE
 from app.store.database import IN_ORDER
-from app.store.embedded import EmbeddedPostgres
 from app.store.limits import RUNNING
 from app.store.prune import OVER_IN_QUEUE, OVER_OF_ALL
 from app.store.read import Filter

@@ -14,10 +14,10 @@ from typing import Any
 import asyncpg
 import pytest
 
+from app.embedded import EmbeddedPostgres
 from app.jobs.ids import id_floor
 from app.store.claims import HEADS, HEADS_OF, NEXT_DUE, PROMOTE, Claims, Seat
 from app.store.database import IN_ORDER, Database
-from app.store.embedded import EmbeddedPostgres
 from app.store.read import GET, MAX_LOOKED, POSITION, SHARING, Filter, list_statements
 from app.store.settle import HEARTBEAT
 from app.store.sweep import END_GRACE, END_LOOK, EXPIRE, NEVER, RESCUE
