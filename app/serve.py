@@ -31,7 +31,8 @@ from app.api.protocol import paced
 from app.config import Settings, SettingsError
 from app.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from app.errors import Unavailable
-from app.main import Foreman, create_app
+from app.foreman import Foreman
+from app.main import create_app
 from app.store.migrate import migrate
 from app.store.outage import REMIND_SECONDS, Cause, Outage, Trouble, cause_of, words_of
 from app.targets.config import from_environment

@@ -16,7 +16,7 @@ POLL_SECONDS = 1.0
 FORGET_SECONDS = 3600.0
 
 
-class BulkRunner:
+class BulkRunner(Loop):
     """Every replica runs one; a step holds its operation's row, so they share the work."""
 
     def __init__(self, database: Database, hub: Hub, gatekeeper: Gatekeeper) -> None:
@@ -24,16 +24,7 @@ class BulkRunner:
         self._hub = hub
         self._gatekeeper = gatekeeper
         self._forgot_at = 0.0
-        self._loop = Loop("bulk-runner", self._run_once, interval=POLL_SECONDS)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
-
-    def wake(self) -> None:
-        self._loop.wake()
+        super().__init__("bulk-runner", self._run_once, interval=POLL_SECONDS)
 
     async def _run_once(self) -> float | None:
         began = time.perf_counter()

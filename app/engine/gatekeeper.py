@@ -30,7 +30,7 @@ BATCH = 500
 AGAIN_SECONDS = 0.02
 
 
-class Gatekeeper:
+class Gatekeeper(Loop):
     def __init__(
         self,
         database: Database,
@@ -49,14 +49,11 @@ class Gatekeeper:
         self._ended: set[str] = set()
         self._repaired_at = 0.0
         self._place = Place()
-        self._loop = Loop("gatekeeper", self._run_once, interval=repair_seconds)
-
-    def start(self) -> None:
-        self._loop.start()
+        super().__init__("gatekeeper", self._run_once, interval=repair_seconds)
 
     async def stop(self) -> None:
         """Finish what was asked for, then end."""
-        await self._loop.stop()
+        await super().stop()
         await self._follow()
 
     # -- being told --------------------------------------------------------------------------------
@@ -85,13 +82,13 @@ class Gatekeeper:
         """There may be places to hand out."""
         self._keys.update(found)
         if self._keys:
-            self._loop.wake()
+            self.wake()
 
     def ended(self, job_ids: Iterable[str]) -> None:
         """Jobs that others wait for have ended."""
         self._ended.update(job_ids)
         if self._ended:
-            self._loop.wake()
+            self.wake()
 
     def _left(self, job_id: str, state: str, queue: str, key: str | None, has_dependents: bool) -> None:
         if key is not None:

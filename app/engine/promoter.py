@@ -14,7 +14,7 @@ from app.store.keys import Key
 BATCH = 1000
 
 
-class Promoter:
+class Promoter(Loop):
     """Every replica runs one; they skip each other's rows."""
 
     def __init__(
@@ -24,16 +24,7 @@ class Promoter:
         self._hub = hub
         self._on_keys = on_keys
         self._poll_seconds = poll_seconds
-        self._loop = Loop("promoter", self._run_once, interval=poll_seconds)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
-
-    def wake(self) -> None:
-        self._loop.wake()
+        super().__init__("promoter", self._run_once, interval=poll_seconds)
 
     async def _run_once(self) -> float | None:
         promoted = await promote(self._database, BATCH)

@@ -13,6 +13,7 @@ from app.engine.reconciler import Reconciler
 from app.engine.scheduler import Scheduler
 from app.events.hub import Hub
 from app.jobs.queue_settings import usual_retention
+from app.loops.parts import Part
 from app.store.census import Census
 from app.store.claims import SETTINGS, Claims, heads_of
 from app.store.database import Database
@@ -24,7 +25,7 @@ MAX_MEASURED = 200
 
 
 class Queues:
-    """One per process. Starts before anybody claims or submits, stops after the last settlement."""
+    """One per process. Its parts start before anybody claims or submits, stop after the last settlement."""
 
     def __init__(self, database: Database, hub: Hub, settings: Settings) -> None:
         self._database = database
@@ -45,29 +46,17 @@ class Queues:
     def _open_keys(self, keys: Iterable[Key]) -> None:
         self.gatekeeper.open_keys(keys)
 
-    async def start(self) -> None:
-        await self.bookkeeper.start()
-        for part in (
-            self.promoter,
-            self.gatekeeper,
-            self.reconciler,
-            self.pruner,
-            self.scheduler,
-            self.bulk_runner,
-        ):
-            part.start()
-
-    async def stop(self) -> None:
-        for part in (
-            self.scheduler,
-            self.bulk_runner,
-            self.pruner,
-            self.reconciler,
-            self.promoter,
-            self.gatekeeper,
+    @property
+    def parts(self) -> list[Part]:
+        return [
             self.bookkeeper,
-        ):
-            await part.stop()
+            self.gatekeeper,
+            self.promoter,
+            self.reconciler,
+            self.pruner,
+            self.bulk_runner,
+            self.scheduler,
+        ]
 
     async def settings_changed(self, queue: str) -> None:
         """A queue was configured here: it counts here at once, and everywhere else within a second."""

@@ -7,23 +7,14 @@ from app.store.queues import QueueBook
 from app.store.reconcile import SETTLING_SECONDS, reconcile
 
 
-class Reconciler:
+class Reconciler(Loop):
     """Any replica may do it; whatever is done twice does no harm."""
 
     def __init__(self, database: Database, hub: Hub, book: QueueBook, sweep_seconds: float) -> None:
         self._database = database
         self._hub = hub
         self._book = book
-        self._loop = Loop("reconciler", self._run_once, interval=sweep_seconds)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
-
-    def wake(self) -> None:
-        self._loop.wake()
+        super().__init__("reconciler", self._run_once, interval=sweep_seconds)
 
     async def _run_once(self) -> float | None:
         reconciled = await reconcile(self._database, self._book)

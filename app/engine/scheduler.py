@@ -37,21 +37,12 @@ MAX_DEPTH = 500
 PUT_OFF = timedelta(minutes=1)
 
 
-class Scheduler:
+class Scheduler(Loop):
     def __init__(self, database: Database, intake: Intake, poll_seconds: float) -> None:
         self._database = database
         self._intake = intake
         self._poll_seconds = poll_seconds
-        self._loop = Loop("scheduler", self._run_once, interval=poll_seconds)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
-
-    def wake(self) -> None:
-        self._loop.wake()
+        super().__init__("scheduler", self._run_once, interval=poll_seconds)
 
     async def _run_once(self) -> float | None:
         while await self._tick():

@@ -14,7 +14,7 @@ import pytest
 from app.config import Settings
 from app.embedded import EmbeddedPostgres
 from app.engine.claimdesk import Claimer
-from app.main import Foreman
+from app.foreman import Foreman
 from app.store.claims import Seat
 from app.store.database import Database
 from app.store.keys import lock_number
