@@ -1,1 +1,1 @@
-"""What moves by itself: a Loop that runs again and again, a Batcher that gathers, and Parts started in order."""
+"""What moves by itself: a Loop that runs again and again, a Batcher that gathers, Parts in their order."""
