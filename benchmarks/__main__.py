@@ -13,7 +13,7 @@ from pathlib import Path
 import asyncpg
 from rich.console import Console
 
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from benchmarks import drain, enqueue, events, latency, passthrough, replay, report, venvs, webhooks, workers
 from benchmarks.harness import Announce, Benchmark, Results, run_interleaved
 from benchmarks.lab import FULL, QUICK, Lab

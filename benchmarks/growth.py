@@ -18,12 +18,12 @@ from typing import Any
 
 import asyncpg
 
+from app.embedded import EmbeddedPostgres
 from app.jobs.ids import new_id
 from app.jobs.states import Verb
 from app.jobs.submission import NewJob
 from app.store.claims import Claims, Seat
 from app.store.database import Database
-from app.store.embedded import EmbeddedPostgres
 from app.store.enqueue import Submission, enqueue
 from app.store.migrate import migrate
 from app.store.queues import QueueBook

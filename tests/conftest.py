@@ -19,8 +19,8 @@ import hypothesis
 import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
+from app.embedded import EmbeddedPostgres
 from app.store.database import Database
-from app.store.embedded import EmbeddedPostgres
 from app.store.migrate import migrate
 from tests import forkserver
 from tests.patience import PATIENCE

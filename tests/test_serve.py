@@ -15,8 +15,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.config import load_settings
-from app.serve import RESTART_SECONDS, PostgresKeeper, greeting
-from app.store.embedded import EmbeddedPostgresError
+from app.embedded import EmbeddedPostgresError
+from app.server.postgres import RESTART_SECONDS, PostgresKeeper
+from app.server.serve import greeting
 from app.store.outage import Outage
 from tests.conftest import ROOT, Server, free_port, wait_until
 
@@ -194,7 +195,7 @@ def test_a_database_of_its_own_that_does_not_come_up_is_tried_ever_more_slowly_a
             self.running = True
 
     now = 0.0
-    monkeypatch.setattr("app.serve.time.monotonic", lambda: now)
+    monkeypatch.setattr("app.server.postgres.time.monotonic", lambda: now)
     postgres = Postgres()
     outage = Outage("database")
     keeper = PostgresKeeper(postgres, outage)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Everything a request handler may need, put together once by app.main."""
+"""Everything a request handler may need, put together once by app.foreman."""
 
 from dataclasses import dataclass
 from typing import cast

@@ -39,7 +39,8 @@ def migrate(
     import asyncio
 
     from app.errors import Unavailable
-    from app.serve import ServeError, database
+    from app.server.errors import ServeError
+    from app.server.postgres import database
     from app.store.migrate import migrate as run
     from app.store.outage import words_of
 
@@ -57,8 +58,8 @@ def migrate(
 
 
 def _serve(settings: Settings) -> None:
-    from app.serve import ServeError
-    from app.serve import serve as run
+    from app.server.errors import ServeError
+    from app.server.serve import serve as run
 
     try:
         run(settings)

@@ -38,8 +38,8 @@ class Bookkeeper:
     async def start(self) -> None:
         # Before the first job is taken: a process that has just started knows the rules.
         await self._book.refresh()
-        self._refresher.start()
-        self._folder.start()
+        await self._refresher.start()
+        await self._folder.start()
 
     async def stop(self) -> None:
         await self._refresher.stop()

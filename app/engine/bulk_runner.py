@@ -15,25 +15,19 @@ POLL_SECONDS = 1.0
 FORGET_SECONDS = 3600.0
 
 
-class BulkRunner:
+class BulkRunner(Loop):
     """Every replica runs one; a step holds its operation's row, so they share the work."""
 
     def __init__(self, database: Database, hub: Hub) -> None:
         self._database = database
         self._hub = hub
         self._forgot_at = 0.0
-        self._loop = Loop("bulk-runner", self._run_once, interval=POLL_SECONDS)
+        super().__init__("bulk-runner", self._run_once, interval=POLL_SECONDS)
         hub.subscribe(self._heard)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
 
     def _heard(self, changes: Changes[Any]) -> None:
         if changes.operations:
-            self._loop.wake()
+            self.wake()
 
     async def _run_once(self) -> float | None:
         began = time.perf_counter()

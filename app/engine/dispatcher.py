@@ -35,7 +35,7 @@ UNSERVED_SLOTS = 64
 PARK_BATCH = 1000
 
 
-class Dispatcher:
+class Dispatcher(Loop):
     """One per worker process."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Dispatcher:
         # Pools of targets as they were configured before, while they still run jobs.
         self._retired: list[Pool] = []
         self._unserved = self._pool("unserved", UNSERVED_SLOTS, None)
-        self._slots = SlotKeeper(database, worker.name, self._running_on)
+        self.slots = SlotKeeper(database, worker.name, self._running_on)
         self._poll_seconds = poll_seconds
         # Where work was announced since the last look, where that look saw some, whether it left any behind.
         self._hinted: set[tuple[str, str]] = set()
@@ -67,29 +67,16 @@ class Dispatcher:
         self._walk = HeadsWalk(database)
         self._backlog = True
         self._looked = 0.0
-        self._stopping = False
-        self._loop = Loop("dispatcher", self._round, interval=poll_seconds)
+        super().__init__("dispatcher", self._round, interval=poll_seconds)
         hub.subscribe(self._heard)
         registry.on_ready(self._targets_ready)
         registry.on_change(self._look_anew)
-
-    def start(self) -> None:
-        self._slots.start()
-        self._loop.start()
-
-    async def stop(self) -> None:
-        """Claim no more. The slots are held until the runs have ended: see `release`."""
-        self._stopping = True
-        await self._loop.stop()
-
-    async def release(self) -> None:
-        await self._slots.stop()
 
     def _heard(self, changes: Changes[Any]) -> None:
         ours = [place for place in changes.work if is_llm_lane(place[1])]
         if ours:
             self._hinted.update(ours)
-            self._loop.wake()
+            self.wake()
 
     def _running_on(self, target: str) -> int:
         pools = [pool for _, pool in self._pools.values()] + self._retired
@@ -102,7 +89,7 @@ class Dispatcher:
     def _look_anew(self) -> None:
         """What could not be served before may be served now."""
         self._backlog = True
-        self._loop.wake()
+        self.wake()
 
     def _pool(self, name: str, slots: int, target: Target | None) -> Pool:
         executor = UnservedExecutor() if target is None else LlmExecutor(target)
@@ -111,14 +98,14 @@ class Dispatcher:
         return pool
 
     def _settled(self) -> None:
-        self._loop.wake()
+        self.wake()
 
     def _pool_of(self, target: Target) -> Pool:
         known = self._pools.get(target.name)
         if known is not None and known[0] is target:
             return known[1]
         pool = self._pool(target.name, target.config.slots, target)
-        self._slots.forget(target.name)
+        self.slots.forget(target.name)
         self._retired = [each for each in self._retired if each.running + each.settling]
         if known is not None:
             self._retired.append(known[1])
@@ -218,7 +205,7 @@ class Dispatcher:
         passing = target.breaker.room(time.monotonic())
         if passing == 0:
             return 0
-        free = self._slots.free(target.name) or await self._slots.more(target.name, pool.slots)
+        free = self.slots.free(target.name) or await self.slots.more(target.name, pool.slots)
         return free if passing is None else min(free, passing)
 
     async def _claim(
@@ -227,7 +214,7 @@ class Dispatcher:
         jobs = await self._claim_from(queue, [lane], self._worker.seat(queue, limit), runs_on=target.name)
         if jobs:
             # The claim may have outlasted the hold on the slots; what has none left goes back.
-            room = await self._slots.confirm(target.name, pool.slots, len(jobs))
+            room = await self.slots.confirm(target.name, pool.slots, len(jobs))
             await self._worker.give_back(jobs[room:])
             jobs = jobs[:room]
         if jobs:

@@ -23,7 +23,7 @@ BATCH = 500
 AGAIN_SECONDS = 0.02
 
 
-class Gatekeeper:
+class Gatekeeper(Loop):
     def __init__(
         self,
         database: Database,
@@ -40,15 +40,12 @@ class Gatekeeper:
         self._ended: set[str] = set()
         self._repaired_at = 0.0
         self._place = Place()
-        self._loop = Loop("gatekeeper", self._run_once, interval=repair_seconds)
+        super().__init__("gatekeeper", self._run_once, interval=repair_seconds)
         hub.subscribe(self._heard)
-
-    def start(self) -> None:
-        self._loop.start()
 
     async def stop(self) -> None:
         """Finish what was asked for, then end."""
-        await self._loop.stop()
+        await super().stop()
         await self._follow()
 
     def _heard(self, changes: Changes[Any]) -> None:
@@ -57,7 +54,7 @@ class Gatekeeper:
         if changes.keys or changes.ended:
             self._keys |= changes.keys
             self._ended |= changes.ended
-            self._loop.wake()
+            self.wake()
 
     def _make_room(self, queues: Iterable[str]) -> None:
         room = {

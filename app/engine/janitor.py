@@ -22,7 +22,7 @@ AGAIN_SECONDS = 600.0
 TRASH_BATCH = 100
 
 
-class Janitor:
+class Janitor(Loop):
     """Any replica may run it. What one has done, the others find done."""
 
     def __init__(self, database: Database, store: ArtifactStore, *, chatter_days: int) -> None:
@@ -31,13 +31,7 @@ class Janitor:
         self._keep_days = {"chatter": chatter_days, "announcements": KEPT_DAYS}
         self._renew_at = 0.0
         self._renewed_on: date | None = None
-        self._loop = Loop("janitor", self._run_once, interval=ROUND_SECONDS)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
+        super().__init__("janitor", self._run_once, interval=ROUND_SECONDS)
 
     async def _run_once(self) -> float | None:
         # The monotonic clock stands still while the machine sleeps; the day does not.

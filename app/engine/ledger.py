@@ -8,16 +8,10 @@ BOOK_SECONDS = 5.0
 BATCH = 500
 
 
-class LedgerKeeper:
+class LedgerKeeper(Loop):
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._loop = Loop("ledger", self._run_once, interval=BOOK_SECONDS)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
+        super().__init__("ledger", self._run_once, interval=BOOK_SECONDS)
 
     async def _run_once(self) -> float | None:
         return 0 if await book(self._database, BATCH) == BATCH else None

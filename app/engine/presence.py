@@ -9,19 +9,13 @@ WRITE_SECONDS = 5.0
 BATCH = 1000
 
 
-class PresenceBook:
+class PresenceBook(Loop):
     def __init__(self, database: Database) -> None:
         self._database = database
         self._seen: dict[tuple[str, str], Presence] = {}
         self._written: Remembered[tuple[str, str], None] = Remembered()
         self._own: Presence | None = None
-        self._loop = Loop("presence", self._write, interval=WRITE_SECONDS)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
+        super().__init__("presence", self._write, interval=WRITE_SECONDS)
 
     def introduce(self, own: Presence) -> None:
         """This process's own worker: about as long as the process is."""
@@ -33,7 +27,7 @@ class PresenceBook:
         self._seen[who] = presence
         if who not in self._written:
             self._written.put(who, None)
-            self._loop.wake()
+            self.wake()
 
     async def _write(self) -> float | None:
         current, self._seen = self._seen, {}

@@ -14,25 +14,19 @@ from app.store.promote import promote, seconds_until_next_due
 BATCH = 1000
 
 
-class Promoter:
+class Promoter(Loop):
     """Every replica runs one; they skip each other's rows."""
 
     def __init__(self, database: Database, hub: Hub, poll_seconds: float) -> None:
         self._database = database
         self._hub = hub
         self._poll_seconds = poll_seconds
-        self._loop = Loop("promoter", self._run_once, interval=poll_seconds)
+        super().__init__("promoter", self._run_once, interval=poll_seconds)
         hub.subscribe(self._heard)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
 
     def _heard(self, changes: Changes[Any]) -> None:
         if changes.delayed:
-            self._loop.wake()
+            self.wake()
 
     async def _run_once(self) -> float | None:
         promoted = await promote(self._database, BATCH)

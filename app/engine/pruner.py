@@ -11,7 +11,7 @@ from app.store.prune import ALL, REST_SHARE, forget_keys, plan_walks, prune
 from app.store.queues import QueueBook
 
 
-class Pruner:
+class Pruner(Loop):
     """Any replica may run it; one at a time does."""
 
     def __init__(
@@ -26,14 +26,8 @@ class Pruner:
         # Queues whose settings changed: their walks have to be planned anew.
         self._changed: set[str] = {ALL}
         self._keys_since = THE_BEGINNING
-        self._loop = Loop("pruner", self._run_once, interval=sweep_seconds)
+        super().__init__("pruner", self._run_once, interval=sweep_seconds)
         book.on_change(self._settings_changed)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
 
     def _settings_changed(self, queue: str) -> None:
         self._changed.add(queue)

@@ -14,6 +14,7 @@ from app.engine.scheduler import Scheduler
 from app.engine.submission_checks import SubmissionChecks
 from app.events.hub import Hub
 from app.jobs.queue_settings import usual_retention
+from app.loops.parts import Part
 from app.store.census import Census
 from app.store.changes import Changes
 from app.store.claims import Claims
@@ -26,7 +27,7 @@ MAX_MEASURED = 200
 
 
 class Queues:
-    """One per process. Starts before anybody claims or submits, stops after the last settlement."""
+    """One per process. Its parts start before anybody claims or submits, stop after the last settlement."""
 
     def __init__(self, database: Database, hub: Hub, settings: Settings, checks: SubmissionChecks) -> None:
         self._database = database
@@ -44,29 +45,17 @@ class Queues:
         self.scheduler = Scheduler(database, hub, self.intake, settings.poll_seconds)
         self.bulk_runner = BulkRunner(database, hub)
 
-    async def start(self) -> None:
-        await self.bookkeeper.start()
-        for part in (
-            self.promoter,
-            self.gatekeeper,
-            self.reconciler,
-            self.pruner,
-            self.scheduler,
-            self.bulk_runner,
-        ):
-            part.start()
-
-    async def stop(self) -> None:
-        for part in (
-            self.scheduler,
-            self.bulk_runner,
-            self.pruner,
-            self.reconciler,
-            self.promoter,
-            self.gatekeeper,
+    @property
+    def parts(self) -> list[Part]:
+        return [
             self.bookkeeper,
-        ):
-            await part.stop()
+            self.gatekeeper,
+            self.promoter,
+            self.reconciler,
+            self.pruner,
+            self.bulk_runner,
+            self.scheduler,
+        ]
 
     async def configured(self, changes: Changes[Any]) -> None:
         """Queues were configured here: it counts here at once, and everywhere else within a second."""

@@ -10,25 +10,19 @@ from app.store.queues import QueueBook
 from app.store.reconcile import SETTLING_SECONDS, reconcile
 
 
-class Reconciler:
+class Reconciler(Loop):
     """Any replica may do it; whatever is done twice does no harm."""
 
     def __init__(self, database: Database, hub: Hub, book: QueueBook, sweep_seconds: float) -> None:
         self._database = database
         self._hub = hub
         self._book = book
-        self._loop = Loop("reconciler", self._run_once, interval=sweep_seconds)
+        super().__init__("reconciler", self._run_once, interval=sweep_seconds)
         hub.subscribe(self._heard)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
 
     def _heard(self, changes: Changes[Any]) -> None:
         if changes.settings:
-            self._loop.wake()
+            self.wake()
 
     async def _run_once(self) -> float | None:
         changes = await reconcile(self._database, self._book)

@@ -11,16 +11,10 @@ ASK_SECONDS = 10.0
 ASK_AGAIN_SECONDS = 1.0
 
 
-class RoomWatch:
+class RoomWatch(Loop):
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._loop = Loop("room-watch", self._ask, interval=ASK_SECONDS)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
+        super().__init__("room-watch", self._ask, interval=ASK_SECONDS)
 
     async def _ask(self) -> float | None:
         # Whatever is the matter, the database's own outage has told it.

@@ -38,24 +38,18 @@ MAX_DEPTH = 500
 PUT_OFF = timedelta(minutes=1)
 
 
-class Scheduler:
+class Scheduler(Loop):
     def __init__(self, database: Database, hub: Hub, intake: Intake, poll_seconds: float) -> None:
         self._database = database
         self._hub = hub
         self._intake = intake
         self._poll_seconds = poll_seconds
-        self._loop = Loop("scheduler", self._run_once, interval=poll_seconds)
+        super().__init__("scheduler", self._run_once, interval=poll_seconds)
         hub.subscribe(self._heard)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
 
     def _heard(self, changes: Changes[Any]) -> None:
         if changes.schedules:
-            self._loop.wake()
+            self.wake()
 
     async def _run_once(self) -> float | None:
         while await self._tick():

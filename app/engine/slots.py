@@ -23,7 +23,7 @@ ASK_AGAIN_SECONDS = 0.5
 MARGIN_SECONDS = 1.0
 
 
-class SlotKeeper:
+class SlotKeeper(Loop):
     def __init__(self, database: Database, worker: str, running: Callable[[str], int]) -> None:
         self._database = database
         # A worker's name may come back after a restart; a holder never does.
@@ -35,13 +35,10 @@ class SlotKeeper:
         # What is believed here and what stands in the database are changed together, one change at a time: a
         # slot that is being given back must not be taken again in between and then be believed to be held.
         self._changing = asyncio.Lock()
-        self._loop = Loop("slots", self._renew, interval=RENEW_SECONDS, longest_retry=RENEW_SECONDS / 2)
-
-    def start(self) -> None:
-        self._loop.start()
+        super().__init__("slots", self._renew, interval=RENEW_SECONDS, longest_retry=RENEW_SECONDS / 2)
 
     async def stop(self) -> None:
-        await self._loop.stop()
+        await super().stop()
         # Given back at once for the others' sake; with the database away they wait for the lease to run out.
         with contextlib.suppress(Unavailable):
             await release(self._database, self._holder)

@@ -14,7 +14,7 @@ log = structlog.get_logger()
 GRACE_SECONDS, LEAST_GRACE_SECONDS = 5.0, 3.0
 
 
-class Sweeper:
+class Sweeper(Loop):
     """Any replica may run it; one at a time does."""
 
     def __init__(
@@ -33,13 +33,7 @@ class Sweeper:
         self._watchfulness = Watchfulness(
             sweep_seconds, min(GRACE_SECONDS, max(LEAST_GRACE_SECONDS, lease_seconds))
         )
-        self._loop = Loop("sweeper", self._run_once, interval=sweep_seconds)
-
-    def start(self) -> None:
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
+        super().__init__("sweeper", self._run_once, interval=sweep_seconds)
 
     async def _run_once(self) -> float | None:
         try:

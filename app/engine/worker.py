@@ -106,6 +106,7 @@ class Worker:
         name: str,
         lease_seconds: float,
         poll_seconds: float,
+        grace_seconds: float,
     ) -> None:
         self.name = name
         self._database = database
@@ -116,6 +117,7 @@ class Worker:
         self._claims = claims
         self._lease_seconds = lease_seconds
         self._poll_seconds = poll_seconds
+        self._grace_seconds = grace_seconds
         self._walk = HeadsWalk(database)
         self._last_poll = 0.0
         self._runs: dict[str, Run] = {}
@@ -130,21 +132,21 @@ class Worker:
         RUNNING.set_function(lambda: float(len(self._runs)))
         hub.subscribe(self._heard)
 
-    def start(self) -> None:
-        self._claimer.start()
-        self._keeper.start()
+    async def start(self) -> None:
+        await self._claimer.start()
+        await self._keeper.start()
 
     def seat(self, queue: str, limit: int) -> Seat:
         """What this worker claims in a queue with: its name, and the queue's lease or the server's."""
         return Seat(self.name, limit, self._claims.lease_seconds(queue, self._lease_seconds))
 
-    async def stop(self, grace_seconds: float) -> None:
+    async def stop(self) -> None:
         """Claim no more; let runs finish within the grace; give the rest back to the queue."""
         self._stopping = True
         await self._claimer.stop()
         tasks = [run.task for run in self._runs.values() if run.task]
         if tasks:
-            _, unfinished = await asyncio.wait(tasks, timeout=grace_seconds)
+            _, unfinished = await asyncio.wait(tasks, timeout=self._grace_seconds)
             for run in list(self._runs.values()):
                 self._interrupt(run)
             if unfinished:

@@ -95,11 +95,11 @@ class Hub:
         self._listener = Loop("hub-listener", self._listen, interval=ASK_SECONDS)
         self._poller = Loop("hub-poller", self._poll, interval=poll_seconds)
 
-    def start(self) -> None:
-        self._sender.start()
-        self._poller.start()
+    async def start(self) -> None:
+        await self._sender.start()
+        await self._poller.start()
         if self._listen_url:
-            self._listener.start()
+            await self._listener.start()
 
     async def stop(self) -> None:
         await asyncio.gather(self._sender.stop(), self._poller.stop(), self._listener.stop())

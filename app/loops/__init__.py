@@ -1,1 +1,1 @@
-"""The two shapes of what moves by itself: a Loop that runs again and again, a Batcher that gathers."""
+"""What moves by itself: a Loop that runs again and again, a Batcher that gathers, Parts in their order."""

@@ -21,18 +21,15 @@ YOUNG_ROUNDS = 5
 NEVER = 1_000_000_000
 
 
-class Housekeeping:
+class Housekeeping(Loop):
     def __init__(self) -> None:
-        self._loop = Loop("housekeeping", self._run_once, interval=FULL_SECONDS)
+        super().__init__("housekeeping", self._run_once, interval=FULL_SECONDS)
 
-    def start(self) -> None:
+    async def start(self) -> None:
         gc.collect()
         gc.freeze()
         gc.set_threshold(YOUNG_OBJECTS, YOUNG_ROUNDS, NEVER)
-        self._loop.start()
-
-    async def stop(self) -> None:
-        await self._loop.stop()
+        await super().start()
 
     async def _run_once(self) -> float | None:
         # Only if enough has grown old since the last time to be worth the while.

@@ -19,6 +19,7 @@ class Loop:
     """Calls `run_once` for ever. It returns the seconds to rest, or None for the usual interval.
 
     A database that is away is waited for quietly; a bug is logged with its trace and the loop goes on.
+    A part that is one loop inherits from it.
     """
 
     def __init__(
@@ -31,13 +32,13 @@ class Loop:
     ) -> None:
         self.name = name
         self._longest_retry = longest_retry
-        self._run_once = run_once
+        self._body = run_once
         self._interval = interval
         self._wake = asyncio.Event()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
+    async def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name=self.name)
 
     def wake(self) -> None:
@@ -56,7 +57,7 @@ class Loop:
         while not self._stopping:
             self._wake.clear()
             try:
-                rest = await self._run_once()
+                rest = await self._body()
                 failures = 0
             except Exception as problem:
                 failures += 1

@@ -99,7 +99,7 @@ class Registry:
         if self._configured:
             await store.know_targets(self._database, list(self._configured))
         await self.reload()
-        self._reloader.start()
+        await self._reloader.start()
 
     async def stop(self) -> None:
         await self._reloader.stop()
@@ -259,7 +259,7 @@ class Registry:
                 target.warning = row.warning
         if name not in self._probers:
             prober = self._probers[name] = _Prober(self, target)
-            prober.start()
+            await prober.start()
             return True
         return known != (target.inventory.names if target.inventory else None)
 
@@ -313,7 +313,7 @@ def _aad(name: str) -> str:
     return f"target:{name}"
 
 
-class _Prober:
+class _Prober(Loop):
     """Asks one target what it has, every now and then and after each trouble."""
 
     def __init__(self, registry: Registry, target: Target) -> None:
@@ -325,22 +325,19 @@ class _Prober:
         self._asking = asyncio.Lock()
         self._version: Any = None
         self._has_news = False
-        self._loop = Loop(f"target-{target.name}", self._probe, interval=registry.inventory_seconds)
+        super().__init__(f"target-{target.name}", self._probe, interval=registry.inventory_seconds)
         self._gauge = TARGET_AWAKE.labels(target.name)
         target.on_trouble = lambda _: self.trouble()
-        target.on_residents = self._loop.wake
-
-    def start(self) -> None:
-        self._loop.start()
+        target.on_residents = self.wake
 
     async def stop(self) -> None:
         self._target.on_trouble = lambda _: None
         self._target.on_residents = lambda: None
-        await self._loop.stop()
+        await super().stop()
 
     def trouble(self) -> None:
         self._registry.changed()
-        self._loop.wake()
+        self.wake()
 
     async def ask_again(self) -> None:
         if time.monotonic() - self._asked > FRESH_SECONDS:

@@ -50,12 +50,20 @@ _OUTCOMES = {name: WEBHOOK_TRIES.labels(name) for name in ("delivered", "retried
 
 class Dispatcher:
     def __init__(
-        self, database: Database, hub: Hub, sender: Sender, *, host_concurrency: int, poll_seconds: float
+        self,
+        database: Database,
+        hub: Hub,
+        sender: Sender,
+        *,
+        host_concurrency: int,
+        poll_seconds: float,
+        grace_seconds: float,
     ) -> None:
         self._database = database
         self._sender = sender
         self._host_concurrency = host_concurrency
         self._poll_seconds = poll_seconds
+        self._grace_seconds = grace_seconds
         self._receivers: dict[str, Receiver] = {}
         # Hosts that may have something due, in the order of their turn.
         self._due: dict[str, None] = {}
@@ -71,16 +79,16 @@ class Dispatcher:
         self._keeper = Loop("webhook-leases", self._renew, interval=RENEW_SECONDS)
         hub.subscribe(self._heard)
 
-    def start(self) -> None:
-        self._loop.start()
-        self._keeper.start()
+    async def start(self) -> None:
+        await self._loop.start()
+        await self._keeper.start()
 
-    async def stop(self, grace_seconds: float) -> None:
+    async def stop(self) -> None:
         """Begin nothing more; what is being sent may finish within the grace, the rest is let go of."""
         self._stopping = True
         await self._loop.stop()
         if self._chains:
-            _, unfinished = await asyncio.wait(self._chains, timeout=grace_seconds)
+            _, unfinished = await asyncio.wait(self._chains, timeout=self._grace_seconds)
             for task in unfinished:
                 task.cancel()
             if unfinished:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from tests.conftest import ROOT, Server
 from tests.serving import serving
 

@@ -17,8 +17,8 @@ from structlog.testing import capture_logs
 from app.api.edge import Edge
 from app.api.guard import Guard
 from app.api.problems import handle_bug, handle_foreman_error
-from app.api.protocol import paced
 from app.errors import ForemanError, Unavailable
+from app.server.protocol import paced
 from tests.api.wire import connect, listen, say
 from tests.conftest import Server, free_port, wait_until
 

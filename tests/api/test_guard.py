@@ -8,7 +8,7 @@ import pytest
 from starlette.types import Scope
 
 from app.api.guard import Foreign, Guard
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from tests.api.conftest import problem_of
 from tests.conftest import Server
 from tests.serving import serving

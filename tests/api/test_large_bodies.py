@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from app.api.batches import COUNTED_BYTES, parse_batch
+from app.embedded import EmbeddedPostgres
 from app.errors import InvalidRequest
-from app.store.embedded import EmbeddedPostgres
 from tests.api.test_limits import bytes_in_flight
 from tests.conftest import Server
 from tests.serving import serving

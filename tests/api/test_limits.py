@@ -15,8 +15,8 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from app.api.protocol import paced
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
+from app.server.protocol import paced
 from tests.api.conftest import problem_of
 from tests.api.wire import Answer, connect, listen, say
 from tests.conftest import Server, free_port, wait_until
@@ -245,7 +245,7 @@ BROKEN = b"POST / HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\
 def test_who_was_refused_and_stays_holds_up_neither_the_application_nor_the_server_s_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.api.protocol.LINGER_SECONDS", 10_000)
+    monkeypatch.setattr("app.server.connection.LINGER_SECONDS", 10_000)
     heard: list[str] = []
     with contextlib.ExitStack() as stack:
         with refusing(heard) as port:
@@ -263,8 +263,8 @@ def test_who_was_refused_and_stays_holds_up_neither_the_application_nor_the_serv
 def test_who_was_refused_and_goes_on_sending_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, bound: str, value: float
 ) -> None:
-    monkeypatch.setattr("app.api.protocol.LINGER_SECONDS", 10_000)
-    monkeypatch.setattr(f"app.api.protocol.{bound}", value)
+    monkeypatch.setattr("app.server.connection.LINGER_SECONDS", 10_000)
+    monkeypatch.setattr(f"app.server.connection.{bound}", value)
     with refusing([]) as port, connect(Server("", port)) as wire:
         wire.sendall(BROKEN)
         assert listen(wire, time.monotonic(), 60).statuses == [400]

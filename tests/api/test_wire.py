@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from app.api.protocol import CHUNKED_AT_ONCE, paced
+from app.server.protocol import CHUNKED_AT_ONCE, paced
 from tests.api.test_limits import MIB, memory_grows_less_than
 from tests.api.wire import Answer, connect, listen, say
 from tests.conftest import Server

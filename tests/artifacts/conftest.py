@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from tests.artifacts.s3 import FakeS3, fake_s3
 from tests.conftest import Server
 from tests.events.conftest import replicas

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.root import build
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from tests.conftest import ROOT, Server
 from tests.serving import serving
 

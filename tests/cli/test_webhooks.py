@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from app.jobs.signing import new_secret, sign
 from tests.cli.conftest import Foreman
 from tests.conftest import ROOT, Server, free_port, wait_until

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from foreman_client import AsyncForeman, Foreman, Worker
 from tests.conftest import Server
 from tests.serving import serving

@@ -12,8 +12,8 @@ from app.engine import sweeper as sweeper_module
 from app.engine.sweeper import Sweeper
 from app.engine.worker import Run, Worker
 from app.errors import DatabaseUnavailable
+from app.foreman import Foreman
 from app.loops.loop import Loop
-from app.main import Foreman
 from app.store.database import Database
 from app.store.queues import configure
 from app.store.settle import heartbeat
@@ -319,7 +319,7 @@ async def test_the_keeper_of_leases_is_back_soon_however_long_the_outage_was(
     monkeypatch.setattr(Loop, "_rest", at_once)
     worker = Foreman(Settings(database_url=database_url)).worker
     assert worker is not None
-    worker._keeper.start()
+    await worker._keeper.start()
     async with asyncio.timeout(10 * PATIENCE):
         await back.wait()
     await worker._keeper.stop()

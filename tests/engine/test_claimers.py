@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from tests.conftest import Server, wait_until
 from tests.engine.fleet import fetch
 from tests.serving import serving

@@ -13,8 +13,8 @@ import asyncpg
 import httpx
 import pytest
 
+from app.embedded import EmbeddedPostgres
 from app.store import locks
-from app.store.embedded import EmbeddedPostgres
 from app.store.migrate import migrate
 from tests.conftest import MakeServer, Server, free_port, wait_until
 from tests.engine.fleet import QUICK, all_reach, check_invariants, count, echo, fetch, story, submit

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from tests.conftest import ROOT, TEMPLATE, MakeServer, Server, free_port, wait_until
 from tests.engine.fleet import fetch
 

@@ -6,7 +6,7 @@ import pytest
 
 from app.config import Settings
 from app.engine.worker import Worker
-from app.main import Foreman
+from app.foreman import Foreman
 from app.store.database import Database
 from tests.store.making import job, put, states_of
 

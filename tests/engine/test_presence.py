@@ -25,7 +25,7 @@ async def test_who_is_new_is_written_at_once_and_who_comes_again_is_not(
 ) -> None:
     book = PresenceBook(database)
     woken: list[str] = []
-    monkeypatch.setattr(book._loop, "wake", lambda: woken.append("woken"))
+    monkeypatch.setattr(book, "wake", lambda: woken.append("woken"))
     for _ in range(3):
         for _ in range(50):
             book.saw(worker("w1"))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, Server, _create_database, _drop_database, free_port
 from tests.sharing import FolderShare
 

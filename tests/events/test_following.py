@@ -61,7 +61,7 @@ class House:
 async def house(database: Database) -> AsyncIterator[House]:
     job_id = await put_one(database, kind="chat", lane="llm|||m", model="m")
     house = House(database, job_id)
-    house.hub.start()
+    await house.hub.start()
     yield house
     await house.scribe.drain()
     await house.hub.stop()

@@ -25,7 +25,7 @@ async def hubs(database: Database, database_url: str) -> AsyncIterator[tuple[Hub
     """Two processes' worth of hubs."""
     pair = Hub(database, database_url, 60), Hub(database, database_url, 60)
     for hub in pair:
-        hub.start()
+        await hub.start()
     for hub in pair:
         async with asyncio.timeout(10):
             while hub._connection is None:
@@ -111,8 +111,8 @@ async def test_a_connection_that_hangs_is_replaced_and_heard_on_again(
     job_id = await put_one(database)
     async with relay.url() as url:
         here, there = Hub(database, None, 3600), Hub(database, url, 3600)
-        here.start()
-        there.start()
+        await here.start()
+        await there.start()
         try:
             async with asyncio.timeout(10 * PATIENCE):
                 while there._connection is None:
@@ -145,7 +145,7 @@ async def test_many_changes_leave_as_one_notice_and_are_looked_up(
 
 async def test_watched_jobs_are_found_by_polling_alone(database: Database) -> None:
     hub = Hub(database, None, POLL)
-    hub.start()
+    await hub.start()
     try:
         job_id, gone = await put_one(database), await put_one(database)
         with hub.watch(job_id) as watch, hub.watch(gone) as lost:

@@ -14,7 +14,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from tests.conftest import Server, free_port, wait_until
 from tests.events.conftest import QUICK, Pair, replicas
 from tests.events.helpers import chat, held, job, post_event, read, running, settle, words

@@ -293,7 +293,7 @@ def test_a_crowd_of_streams_is_let_in_while_others_submit(shared: Server) -> Non
 
 
 def test_a_request_for_a_stream_that_never_ends_is_refused(shared: Server) -> None:
-    """Nobody can wait on the porch and pile up memory there."""
+    """Nobody can wait for its turn to be read and pile up memory meanwhile."""
     with socket.create_connection(("127.0.0.1", shared.port), 20) as line:
         line.sendall(b"GET /events HTTP/1.1\r\nAccept: text/event-stream\r\n")
         answer = b""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import foreman_client as fc
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from foreman_client import Foreman
 from tests.conftest import ROOT, Server, wait_until
 from tests.serving import serving

@@ -10,13 +10,13 @@ from typing import Any
 import httpx
 import pytest
 
+from app.embedded import EmbeddedPostgres
 from app.errors import InvalidRequest
 from app.executors.http import MAX_BODY_BYTES, HttpExecutor
 from app.executors.http_call import parse_call
 from app.executors.protocol import ClaimedJob
 from app.jobs.outcomes import Deferred, Failed, Outcome, Retry, Succeeded
 from app.outbound import AddressPolicy, GuardedClient
-from app.store.embedded import EmbeddedPostgres
 from tests.conftest import Server, free_port, wait_until
 from tests.outbound.receivers import Receiver, Visit, once, once_and_close
 from tests.rows import made_up

@@ -35,7 +35,7 @@ class Counted:
 async def test_it_runs_at_once_and_then_rests_for_its_interval() -> None:
     body = Counted()
     loop = Loop("test", body.run_once, interval=0.05)
-    loop.start()
+    await loop.start()
     await until(lambda: body.runs == 1)
     began = time.monotonic()
     await until(lambda: body.runs == 2)
@@ -46,7 +46,7 @@ async def test_it_runs_at_once_and_then_rests_for_its_interval() -> None:
 async def test_the_body_says_how_long_to_rest() -> None:
     body = Counted(rest=0)
     loop = Loop("test", body.run_once, interval=3600)
-    loop.start()
+    await loop.start()
     await until(lambda: body.runs > 20)
     await loop.stop()
 
@@ -54,7 +54,7 @@ async def test_the_body_says_how_long_to_rest() -> None:
 async def test_waking_cuts_the_rest_short() -> None:
     body = Counted()
     loop = Loop("test", body.run_once, interval=3600)
-    loop.start()
+    await loop.start()
     await until(lambda: body.runs == 1)
     loop.wake()
     await until(lambda: body.runs == 2)
@@ -72,7 +72,7 @@ async def test_a_wake_during_a_run_is_not_lost() -> None:
         await go_on.wait()
 
     loop = Loop("test", run_once, interval=3600)
-    loop.start()
+    await loop.start()
     await entered.wait()
     loop.wake()
     go_on.set()
@@ -96,7 +96,7 @@ async def test_an_error_is_survived_with_growing_patience(
     body = Counted()
     body.problem = problem
     loop = Loop("test", body.run_once, interval=3600)
-    loop.start()
+    await loop.start()
     await until(lambda: body.runs > 6)
     # Twice as long each time, spread by half either way.
     for failures, seconds in enumerate(rests[:6], 1):
@@ -117,7 +117,7 @@ async def test_the_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     body = Counted()
     body.problem = Unavailable("away")
     loop = Loop("test", body.run_once, interval=1)
-    loop.start()
+    await loop.start()
     await until(lambda: body.runs > 50)
     await loop.stop()
     assert max(rests) <= loop_module.MAX_RETRY_SECONDS * 1.5
@@ -135,7 +135,7 @@ async def test_stopping_lets_the_current_run_finish_and_starts_no_other() -> Non
         return 0
 
     loop = Loop("test", run_once, interval=3600)
-    loop.start()
+    await loop.start()
     await entered.wait()
     stopping = asyncio.create_task(loop.stop())
     await asyncio.sleep(0)
@@ -151,7 +151,7 @@ async def test_stopping_ends_a_long_rest_at_once_and_may_be_said_before_the_star
     loop = Loop("test", body.run_once, interval=3600)
     await loop.stop()
     loop = Loop("test", body.run_once, interval=3600)
-    loop.start()
+    await loop.start()
     await until(lambda: body.runs == 1)
     async with asyncio.timeout(1):
         await loop.stop()
@@ -173,7 +173,7 @@ async def test_the_longest_pause_after_failures_can_be_shortened(monkeypatch: py
 
     loop = Loop("keeper", away, interval=60, longest_retry=0.5)
     monkeypatch.setattr(loop, "_rest", rest)
-    loop.start()
+    await loop.start()
     await asyncio.wait_for(enough.wait(), 25)
     await loop.stop()
     assert 0.25 <= min(pauses) <= max(pauses) <= 0.75

@@ -11,7 +11,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, Server, free_port, wait_until
 from tests.fakes import FakeOllama
 from tests.fakes.config import Config

@@ -13,8 +13,8 @@ import asyncpg
 import httpx
 import pytest
 
+from app.embedded import EmbeddedPostgres
 from app.store import locks
-from app.store.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, Server, _create_database, _drop_database, free_port, wait_until
 
 QUICK = {

@@ -186,7 +186,7 @@ async def play(url: str, seed: int, chosen: dict[str, Any]) -> World:
     gatekeeper = ForgetfulGatekeeper(database, Hub(database, None, 1), book, lambda: None, 0.1)
     gatekeeper.dice = random.Random(seed + 1)
     world = World(database, queue, rules, random.Random(seed), gatekeeper, Admission(database, book))
-    gatekeeper.start()
+    await gatekeeper.start()
     others = [
         asyncio.create_task(each)
         for each in (world.look(), world.tidy(), *(world.work(number) for number in range(WORKERS)))

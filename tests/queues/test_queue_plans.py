@@ -13,6 +13,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from app.embedded import EmbeddedPostgres
 from app.store import fair, keys
 from app.store.admission import DEPTH, OLDEST, PLACES
 from app.store.bulk import look_statement
@@ -20,7 +21,6 @@ from app.store.census import LOOK
 from app.store.claims import CLAIM_FAIRLY
 from app.store.promote import NEXT_DUE, PROMOTE
 from app.store.database import IN_ORDER
-from app.store.embedded import EmbeddedPostgres
 from app.store.limits import RUNNING
 from app.store.prune import OVER_IN_QUEUE, OVER_OF_ALL
 from app.store.read import Filter

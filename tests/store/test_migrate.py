@@ -16,9 +16,9 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from app.embedded import EmbeddedPostgres
 from app.errors import Unavailable
 from app.store.database import Database
-from app.store.embedded import EmbeddedPostgres
 from app.store.migrate import current_revision, migrate, newest_revision, scripts_folder
 from app.store.tables import METADATA
 from tests.conftest import ROOT

@@ -8,9 +8,9 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
+from app.embedded import EmbeddedPostgresError
 from app.store import outage
 from app.store.database import AWAY
-from app.store.embedded import EmbeddedPostgresError
 from app.store.outage import REMIND_SECONDS, Outage, Trouble, cause_of
 
 FULL = asyncpg.DiskFullError('could not extend file "base/5/16384": No space left on device')

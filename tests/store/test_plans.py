@@ -14,12 +14,12 @@ from typing import Any
 import asyncpg
 import pytest
 
+from app.embedded import EmbeddedPostgres
 from app.jobs.ids import id_floor
 from app.store.claims import Claims, Seat
 from app.store.heads import HEADS, HEADS_OF
 from app.store.promote import NEXT_DUE, PROMOTE
 from app.store.database import IN_ORDER, Database
-from app.store.embedded import EmbeddedPostgres
 from app.store.job import ClaimedJob
 from app.store.read import GET, MAX_LOOKED, POSITION, SHARING, Filter, list_statements
 from app.store.settle import HEARTBEAT

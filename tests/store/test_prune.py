@@ -207,7 +207,7 @@ async def test_the_pruner_goes_on_until_all_old_keys_and_jobs_are_gone(database:
     await database.execute(KEYS, 10, "young", timedelta(hours=47))
     await database.execute(OLD_JOBS, 1_300)
     pruner = Pruner(database, QueueBook(database), 3600, USUAL)
-    pruner.start()
+    await pruner.start()
     try:
         async with asyncio.timeout(60):
             while await database.fetchval("SELECT count(*) FROM idempotency_keys") > 10 or (

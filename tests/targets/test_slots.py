@@ -10,8 +10,8 @@ from app.config import Settings
 from app.engine import slots as slots_module
 from app.engine.slots import SlotKeeper
 from app.executors.protocol import ClaimedJob, RunContext
+from app.foreman import Foreman
 from app.jobs.outcomes import Outcome
-from app.main import Foreman
 from app.store.claims import Claims, Seat
 from app.store.heads import heads_of
 from app.store.database import Database
@@ -137,7 +137,7 @@ class Idle:
 async def test_a_dispatcher_gives_back_what_it_claimed_after_its_hold_ran_out(
     database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    foreman = Foreman(Settings(database_url=database_url))
+    foreman = Foreman(Settings(database_url=database_url, shutdown_grace_seconds=0))
     dispatcher, worker = foreman.dispatcher, foreman.worker
     assert dispatcher is not None
     assert worker is not None
@@ -150,7 +150,7 @@ async def test_a_dispatcher_gives_back_what_it_claimed_after_its_hold_ran_out(
 
     async def slowly(*arguments: Any, **how: Any) -> list[Any]:
         """While the claim was on its way the hold ran out, and another took one of the slots."""
-        dispatcher._slots._until.clear()
+        dispatcher.slots._until.clear()
         await database.execute("UPDATE target_holdings SET expires_at = now() - interval '1 second'")
         assert await take(database, "gpu", "other:00000000", total=2, wanted=1, lease_seconds=3600) == 1
         claimed = await Claims(database).claim(*arguments, **how)
@@ -166,7 +166,7 @@ async def test_a_dispatcher_gives_back_what_it_claimed_after_its_hold_ran_out(
         rows = await database.fetch("SELECT state, attempt FROM jobs ORDER BY attempt")
         assert [tuple(row) for row in rows] == [("queued", 0), ("loading", 1)]
     finally:
-        await worker.stop(0)
+        await worker.stop()
         await foreman.database.close()
 
 

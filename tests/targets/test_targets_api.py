@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from app.config import SettingsError
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from app.targets.config import from_environment
 from app.targets.wake import magic_packet
 from tests.conftest import Server, wait_until

@@ -49,12 +49,13 @@ async def dispatching(
         Sender(client, box, server_secrets, database),
         host_concurrency=host_concurrency,
         poll_seconds=poll_seconds,
+        grace_seconds=1,
     )
-    running.start()
+    await running.start()
     try:
         yield running
     finally:
-        await running.stop(1)
+        await running.stop()
         await client.aclose()
 
 

@@ -13,7 +13,7 @@ import asyncpg
 import httpx
 import pytest
 
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from tests.conftest import Server, free_port, wait_until
 from tests.engine.fleet import fetch
 from tests.events.sse import blocks

@@ -13,8 +13,8 @@ import httpx
 import pytest
 from standardwebhooks.webhooks import Webhook
 
+from app.embedded import EmbeddedPostgres
 from app.jobs.states import RESERVED_EVENT_TYPES
-from app.store.embedded import EmbeddedPostgres
 from tests.conftest import ROOT, MakeServer, Server, wait_until
 from tests.serving import serving
 from tests.webhooks.conftest import Arrival, MakeReceiver, ReceiverProcess

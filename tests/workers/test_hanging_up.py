@@ -12,11 +12,11 @@ import httpx
 import pytest
 
 from app.config import Settings
+from app.embedded import EmbeddedPostgres
 from app.engine.claimdesk import Claimer
-from app.main import Foreman
+from app.foreman import Foreman
 from app.store.claims import Seat
 from app.store.database import Database
-from app.store.embedded import EmbeddedPostgres
 from app.store.keys import lock_number
 from tests.conftest import Server
 from tests.serving import serving

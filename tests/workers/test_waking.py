@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.store.embedded import EmbeddedPostgres
+from app.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, Server, _create_database, _drop_database, free_port
 
 SETTINGS = {"FOREMAN_SWEEP_SECONDS": "0.1", "FOREMAN_LOG_LEVEL": "warning"}

@@ -24,8 +24,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from app.store import embedded
-from app.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from app.embedded import EmbeddedPostgres, EmbeddedPostgresError, identity, processes
 
 ROOT = os.geteuid() == 0
 only_root = pytest.mark.skipif(not ROOT, reason="needs root")
@@ -35,7 +34,7 @@ OWNER = """
 import asyncio, os, sys, time
 from pathlib import Path
 import asyncpg
-from app.store import embedded
+from app.embedded import EmbeddedPostgres, identity, processes
 
 def tell(*words):
     print(*words, flush=True)
@@ -51,14 +50,14 @@ async def write(dsn):
         tell(number)
 
 {before}
-server = embedded.EmbeddedPostgres(Path(sys.argv[1]), durable={durable})
+server = EmbeddedPostgres(Path(sys.argv[1]), durable={durable})
 dsn = server.start()
 {after}
 tell("postmaster", server.pid)
 asyncio.run(write(dsn))
 """
 
-NO_NAMESPACES = "embedded._enter_user_namespace = lambda *_: 1 / 0"
+NO_NAMESPACES = "identity.enter_user_namespace = lambda *_: 1 / 0"
 # The death of its owner is told the server by SIGINT, which a shell without job control has children ignore.
 DEAF = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"
 
@@ -133,7 +132,7 @@ def wait_until(condition: Callable[[], object], seconds: float = 30.0, else_do: 
 
 def alive(pid: int, data_dir: Path) -> bool:
     """A server on that folder, not a stranger with a recycled pid."""
-    return str(data_dir) in embedded._command_line(pid)
+    return str(data_dir) in processes.command_line(pid)
 
 
 def is_up(server: EmbeddedPostgres) -> tuple[bool, bool]:
@@ -195,7 +194,7 @@ def no_namespaces(monkeypatch) -> None:
     def refuse(*_: int) -> None:
         raise PermissionError("unshare")
 
-    monkeypatch.setattr(embedded, "_enter_user_namespace", refuse)
+    monkeypatch.setattr(identity, "enter_user_namespace", refuse)
 
 
 def test_a_first_start_makes_role_and_database_and_a_second_is_quick(folder, capsys):
@@ -240,7 +239,7 @@ def test_a_first_start_makes_role_and_database_and_a_second_is_quick(folder, cap
     "sign", ["PG_VERSION", "global/pg_control", "base/?????"], ids=["begun", "bootstrapping", "nearly done"]
 )
 def test_killed_during_initdb_the_next_start_begins_anew(folder, sign):
-    never_finish = "embedded.Path.rename = lambda *_: time.sleep(60)"
+    never_finish = "Path.rename = lambda *_: time.sleep(60)"
     with Owner(folder, durable=False, before=never_finish) as owner:
         wait_until(lambda: list(folder.glob(f"postgres.initdb-*/{sign}")))
         owner.kill()
@@ -282,7 +281,7 @@ def test_killed_owner_and_postmaster_lose_no_acknowledged_row(data_dir):
 
 def test_a_server_that_outlived_its_owner_is_ended_by_the_next_start(data_dir):
     # prctl(0) is no request, so the server is not told of the owner's death: as on macOS.
-    with Owner(data_dir, before="embedded.PR_SET_PDEATHSIG = 0") as owner:
+    with Owner(data_dir, before="processes.PR_SET_PDEATHSIG = 0") as owner:
         owner.write(rows=200)
         owner.kill()
         assert alive(owner.postmaster, data_dir)
@@ -425,7 +424,7 @@ def test_a_server_that_does_not_come_up_says_why_and_lets_go_of_the_folder(data_
 
 
 def test_a_log_grown_large_is_put_aside(data_dir, monkeypatch):
-    monkeypatch.setattr(embedded, "LOG_BYTES", 10)
+    monkeypatch.setattr("app.embedded.server.LOG_BYTES", 10)
     with EmbeddedPostgres(data_dir, durable=False) as server:
         before = server.log_path.stat().st_ino
         server.stop()
@@ -492,19 +491,19 @@ def test_root_runs_it_as_nobody_where_namespaces_are_forbidden_and_can_change_ba
         raise PermissionError("unshare")
 
     with monkeypatch.context() as patch:
-        patch.setattr(embedded, "_enter_user_namespace", refuse)
+        patch.setattr(identity, "enter_user_namespace", refuse)
         with EmbeddedPostgres(data_dir, durable=False) as server:
             assert Path(f"/proc/{server.pid}").stat().st_uid == nobody
             ask(server.dsn, "CREATE TABLE kept AS SELECT 7 AS number")
         assert owners() == {nobody}
-    if embedded._choose_identity(()).uid != 0:
+    if identity.choose_identity(()).uid != 0:
         pytest.skip("namespaces are forbidden here: there is nothing to change back to")
     with EmbeddedPostgres(data_dir, durable=False) as server:
         assert Path(f"/proc/{server.pid}/ns/user").readlink() != Path("/proc/self/ns/user").readlink()
         assert ask(server.dsn, "SELECT number FROM kept") == 7
     assert owners() == {0}
     with monkeypatch.context() as patch:
-        patch.setattr(embedded, "_enter_user_namespace", refuse)
+        patch.setattr(identity, "enter_user_namespace", refuse)
         with EmbeddedPostgres(data_dir, durable=False) as server:
             assert ask(server.dsn, "SELECT number FROM kept") == 7
     assert owners() == {nobody}

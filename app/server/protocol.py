@@ -16,46 +16,41 @@ A refusal while the request is still coming is followed by a lingering close: wh
 while. Closed at once with input unread, the connection would be reset, and the answer be lost with it.
 
 After a restart all event streams come back at once, and a thousand requests may be readable in one turn of
-the loop. Those wait on the porch and are read a few at a time, so that whoever submits a job meanwhile is not
-behind all of them (app/api/entrance.py then limits what it takes to begin them). So does a body in crumbs: a
-thousand chunks of a byte cost more to read than a megabyte in one.
+the loop. Those are read a few at a time, so that whoever submits a job meanwhile is not behind all of them
+(app/api/entrance.py then limits what it takes to begin them). So is a body in very small chunks: a thousand
+of a byte cost more to read than a megabyte in one.
 """
 
 import asyncio
-from collections import deque
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.api.entrance import EVENT_STREAM
 from app.api.problems import problem_body
 from app.errors import ForemanError, HeadersTooLarge, MethodNotAllowed, RequestTimeout, Unparsable
+from app.server.connection import Connection, Flow
+from app.server.framing import (
+    END_OF_HEAD,
+    IN_CHUNKED_BODY,
+    IN_HEAD,
+    MAX_HEADER_BYTES,
+    Trailers,
+    body_length,
+    ends_with_body,
+    trailers_too_large,
+)
+from app.server.turns import Turns
 from app.telemetry import REQUESTS, SLOW_READERS
 
-MAX_HEADER_BYTES = 64 * 1024
-MAX_TRAILER_BYTES = 8 * 1024
 # How much of what comes behind an unanswered request is read ahead. Not nothing: as long as the connection is
 # read, its end is noticed, and with it that nobody waits for the answer any more.
 MAX_UNREAD_BYTES = 64 * 1024
 WHOLE_REQUEST_FACTOR = 10
-# How many requests for event streams are read at once, and how long the others then have the loop and the
-# processor for themselves.
-READ_AT_ONCE = 2
-PAUSE_SECONDS = 0.002
 # How much of a chunked body is parsed at once, and with how many chunks in that the rest waits its turn.
 CHUNKED_AT_ONCE = 32 * 1024
 MANY_CHUNKS = 1000
-# How long, and for how much, an end waits for a client that is still sending.
-LINGER_SECONDS = 5.0
-LINGER_BYTES = 32 * 1024 * 1024
-MAX_LENGTH_DIGITS = 18
-END_OF_HEAD = b"\r\n\r\n"
-BEGINS_AN_ANSWER = b"HTTP/1.1 "
-# Where in a request the parser is; a number above is what is left of a body that said its length.
-IN_HEAD = 0
-IN_CHUNKED_BODY = -1
 _REASONS = {
     400: b"Bad Request",
     405: b"Method Not Allowed",
@@ -63,136 +58,9 @@ _REASONS = {
     431: b"Request Header Fields Too Large",
 }
 
-
-class Porch:
-    """Where requests wait until they are read, a few at a time. For the whole process, as the loop is."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[PacedProtocol] = deque()
-        self._opens = False
-
-    def wait(self, protocol: "PacedProtocol") -> None:
-        self._waiting.append(protocol)
-        if not self._opens:
-            self._opens = True
-            protocol.loop.call_soon(self._let_some_in)
-
-    def _let_some_in(self) -> None:
-        try:
-            for _ in range(min(READ_AT_ONCE, len(self._waiting))):
-                self._waiting.popleft().come_in()
-        finally:
-            self._opens = bool(self._waiting)
-            if self._opens:
-                self._waiting[0].loop.call_later(PAUSE_SECONDS, self._let_some_in)
-
-
-_PORCH = Porch()
-_CRUMBS = Porch()
-
-
-class _Gathering:
-    """A connection on which the head of an answer leaves together with the first of its body.
-
-    uvloop sends at once what is written: a short answer would be two system calls and wake its reader twice.
-    It ends gently: what a client was told while it still spoke is not lost.
-    """
-
-    __slots__ = ("_flushing", "_head", "_lingering", "_loop", "_protocol", "_room", "_transport")
-
-    def __init__(self, transport: asyncio.Transport, protocol: "PacedProtocol") -> None:
-        self._transport = transport
-        self._protocol = protocol
-        self._loop = protocol.loop
-        self._head = b""
-        self._flushing: asyncio.Handle | None = None
-        self._lingering: asyncio.TimerHandle | None = None
-        self._room = LINGER_BYTES
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-    def write(self, data: bytes) -> None:
-        if self._flushing is not None:
-            self._flushing.cancel()
-            self._flushing = None
-            data, self._head = self._head + data, b""
-        elif data.startswith(BEGINS_AN_ANSWER):
-            # Where nothing follows in this turn of the loop, it leaves by itself.
-            self._head = data
-            self._flushing = self._loop.call_soon(self._flush)
-            return
-        self._transport.write(data)
-
-    def is_closing(self) -> bool:
-        return self._lingering is not None or self._transport.is_closing()
-
-    def close(self) -> None:
-        if self._flushing is not None:
-            self._flushing.cancel()
-            self._flush()
-        if self.is_closing():
-            return
-        if self._transport.can_write_eof() and self._protocol.stop_listening():
-            self._transport.write_eof()
-            self._lingering = self._loop.call_later(LINGER_SECONDS, self._transport.close)
-        else:
-            self._transport.close()
-
-    def throw_away(self, size: int) -> None:
-        """So much more came that nobody listens to."""
-        if self._lingering is not None:
-            self._room -= size
-            if self._room < 0:
-                self._transport.close()
-
-    def end(self) -> None:
-        """Wait no longer for a client that was told already."""
-        if self._lingering is not None:
-            self._lingering.cancel()
-            self._transport.close()
-
-    def _flush(self) -> None:
-        self._flushing = None
-        data, self._head = self._head, b""
-        self._transport.write(data)
-
-
-class _Flow(FlowControl):
-    """Reading is also held back for reasons of ours, which no request that waits for its body knows of."""
-
-    def __init__(self, transport: asyncio.Transport) -> None:
-        super().__init__(transport)
-        self._held_back = False
-
-    def hold_back(self) -> None:
-        self._held_back = True
-        self.pause_reading()
-
-    def let_go(self) -> None:
-        if self._held_back:
-            self._held_back = False
-            self.resume_reading()
-
-    def resume_reading(self) -> None:
-        if not self._held_back:
-            super().resume_reading()
-
-
-class _Trailers(list[tuple[bytes, bytes]]):
-    """Where the parser puts what looks like headers after the body: counted and forgotten."""
-
-    def __init__(self) -> None:
-        self._room = MAX_TRAILER_BYTES
-
-    def append(self, trailer: tuple[bytes, bytes]) -> None:
-        self._room -= len(trailer[0]) + len(trailer[1])
-        if self._room < 0:
-            raise _trailers_too_large()
-
-
-def _trailers_too_large() -> HeadersTooLarge:
-    return HeadersTooLarge(f"The trailers may have at most {MAX_TRAILER_BYTES} bytes.")
+# Those who wait: requests for event streams, bodies in very small chunks.
+_STREAMS = Turns()
+_CHUNKED = Turns()
 
 
 class _Pipelined(Exception):
@@ -217,21 +85,21 @@ class PacedProtocol(HttpToolsProtocol):
         # The chunks of one read, in the order they came.
         self._chunks: list[bytes] = []
         self._chunks_seen = 0
-        # What came while the request waits on the porch, or for the answer to the one before it; None when
+        # What came while the request waits for its turn, or for the answer to the one before it; None when
         # nothing waits. It begins at an offset: it may hold thousands of requests, taken one by one.
         self._unread: bytes | None = None
         self._unread_from = 0
-        # Whatever else comes is not listened to.
-        self._deaf = False
+        # Whatever else comes is thrown away.
+        self._ignores_input = False
         self._shutting_down = False
         self._timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._wire = _Gathering(transport, self)
-        self.transport = self._wire  # type: ignore[assignment]
-        self.flow: _Flow = _Flow(transport)
+        self._connection = Connection(transport, self.loop, self._stop_listening)
+        self.transport = self._connection  # type: ignore[assignment]
+        self.flow: Flow = Flow(transport)
         self._request_expected()
         self._timer = self.loop.call_later(self.request_timeout, self._check_pace)
 
@@ -239,19 +107,19 @@ class PacedProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._reader_took_something()
-        self._wire.end()
+        self._connection.end()
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
         self._shutting_down = True
-        self._wire.end()
+        self._connection.end()
         super().shutdown()
 
-    def stop_listening(self) -> bool:
+    def _stop_listening(self) -> bool:
         """The connection ends. Whether the client may still be speaking: then what it says is thrown away."""
         if self._shutting_down or not self._speaks():
             return False
-        self._deaf = True
+        self._ignores_input = True
         self._unread = None
         self._chunks.clear()
         cycle: RequestResponseCycle | None = self.cycle
@@ -287,11 +155,11 @@ class PacedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._unread is not None:
             self._wait_with(self._unread[self._unread_from :] + data, 0)
-        elif self._deaf:
-            self._wire.throw_away(len(data))
+        elif self._ignores_input:
+            self._connection.throw_away(len(data))
         elif data.startswith(b"GET ") and EVENT_STREAM in data and self._is_idle():
             self._wait_with(data, 0)
-            _PORCH.wait(self)
+            _STREAMS.wait(self)
         else:
             self._read(data, 0)
 
@@ -300,8 +168,8 @@ class PacedProtocol(HttpToolsProtocol):
         if len(data) - start > MAX_UNREAD_BYTES:
             self.flow.hold_back()
 
-    def come_in(self) -> None:
-        """Off the porch, or next in line; it may have left in the meantime."""
+    def read_on(self) -> None:
+        """It is this one's turn; the client may have left in the meantime."""
         data, start, self._unread = self._unread, self._unread_from, None
         if data is not None and not self.transport.is_closing():
             self.flow.let_go()
@@ -310,7 +178,7 @@ class PacedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._unread is not None:
-            self.loop.call_soon(self.come_in)
+            self.loop.call_soon(self.read_on)
 
     def _read(self, data: bytes, start: int) -> None:
         """Hand the parser one head or one body at a time, until a request has to be answered first."""
@@ -318,7 +186,7 @@ class PacedProtocol(HttpToolsProtocol):
         if self._waiting_since is None and self._answered():
             self._request_expected()
         end = len(data)
-        while start < end and not self._deaf and not self.transport.is_closing():
+        while start < end and not self._ignores_input and not self.transport.is_closing():
             if self._place > 0:
                 stop = min(end, start + self._place)
                 left = self._place - (stop - start)
@@ -334,10 +202,10 @@ class PacedProtocol(HttpToolsProtocol):
                 self._parse(data[start:stop])
                 start = stop
                 if self._framing_bytes > MAX_HEADER_BYTES and not self.transport.is_closing():
-                    self._refuse(_trailers_too_large())
+                    self._refuse(trailers_too_large())
                 elif self._chunks_seen > MANY_CHUNKS and start < end and not self.transport.is_closing():
                     self._wait_with(data, start)
-                    _CRUMBS.wait(self)
+                    _CHUNKED.wait(self)
                     return
             elif self._answered():
                 start = self._read_head(data, start)
@@ -362,7 +230,7 @@ class PacedProtocol(HttpToolsProtocol):
             self._seam = (seam + data[max(start, stop - 3) : stop])[-3:]
         else:
             self._seam = b""
-            if _ends_with_body(data, start, stop):
+            if ends_with_body(data, start, stop):
                 stop = len(data)
         return start + self._parse(data[start:stop] if start or stop < len(data) else data)
 
@@ -377,7 +245,7 @@ class PacedProtocol(HttpToolsProtocol):
             # What a callback raised is its context.
             cause = problem.__context__
             if isinstance(cause, _Pipelined):
-                self._deaf = True
+                self._ignores_input = True
                 self.cycle.keep_alive = False
             else:
                 self._refuse(
@@ -410,11 +278,11 @@ class PacedProtocol(HttpToolsProtocol):
         if self.url[:1] != b"/":
             self._target_names_host()
         self._progress()
-        length = _body_length(self.headers)
+        length = body_length(self.headers)
         super().on_headers_complete()
         self._place = length
         if self._place == IN_CHUNKED_BODY:
-            self.headers = _Trailers()
+            self.headers = Trailers()
 
     def _target_names_host(self) -> None:
         """`GET http://host/path`: the Host header is to be ignored then (RFC 9112, 3.2.2)."""
@@ -460,7 +328,7 @@ class PacedProtocol(HttpToolsProtocol):
 
     def _speaks(self) -> bool:
         """The client is in the middle of a request, or has said more than was read."""
-        return self._head_bytes > 0 or self._unread is not None or self._deaf
+        return self._head_bytes > 0 or self._unread is not None or self._ignores_input
 
     def _is_idle(self) -> bool:
         """What comes now begins a request."""
@@ -495,35 +363,6 @@ class PacedProtocol(HttpToolsProtocol):
                 b"connection: close\r\n\r\n%b" % (error.status, _REASONS[error.status], len(body), body)
             )
         self.transport.close()
-
-
-def _ends_with_body(data: bytes, start: int, stop: int) -> bool:
-    """Whether all that comes after the head is its body: the usual case, and then the parser is called once.
-
-    Only a guess, which may be wrong: should a header of another name look like the length, the parser finds
-    what is pipelined behind, as it does behind a chunked body.
-    """
-    at = data.find(b"ontent-", start, stop)
-    while at >= 0:
-        if data[at + 7 : at + 14].lower() == b"length:":
-            length = data[at + 14 : data.find(b"\r", at, stop)].strip()
-            return length.isdigit() and len(length) < 12 and stop + int(length) == len(data)
-        at = data.find(b"ontent-", at + 7, stop)
-    return False
-
-
-def _body_length(headers: list[tuple[bytes, bytes]]) -> int:
-    """As far as the headers say it; the parser has found them sound."""
-    length = 0
-    for name, value in headers:
-        if name == b"transfer-encoding":
-            return IN_CHUNKED_BODY
-        if name == b"content-length":
-            # Python refuses to read thousands of digits, and the parser takes them if they are zeros.
-            if len(value) > MAX_LENGTH_DIGITS and len(value.strip()) > MAX_LENGTH_DIGITS:
-                raise Unparsable(f"A Content-Length has at most {MAX_LENGTH_DIGITS} digits.")
-            length = int(value)
-    return length
 
 
 def paced(request_timeout: float, reader_timeout: float) -> type[PacedProtocol]:

@@ -1,0 +1,225 @@
+"""The running parts of one process: the one place where everything is put together."""
+
+import os
+import socket
+
+import structlog
+
+from app import __version__
+from app.api.house import House
+from app.api.lines import Lines
+from app.artifacts.store import ArtifactStore
+from app.config import Settings
+from app.engine.claimdesk import ClaimDesk
+from app.engine.claimers import Claimers
+from app.engine.dispatcher import Dispatcher
+from app.engine.janitor import Janitor
+from app.engine.leases import Leases
+from app.engine.ledger import LedgerKeeper
+from app.engine.pools import Pool, is_llm_lane
+from app.engine.presence import PresenceBook
+from app.engine.queues import Queues
+from app.engine.room_watch import RoomWatch
+from app.engine.scribe import Scribe
+from app.engine.settler import Settler
+from app.engine.submission_checks import SubmissionChecks
+from app.engine.sweeper import Sweeper
+from app.engine.worker import Worker
+from app.events.bulletin import Bulletin
+from app.events.feed import Feed
+from app.events.hub import Hub
+from app.executors.echo import EchoExecutor
+from app.executors.http import HttpExecutor
+from app.executors.noop import NoopExecutor
+from app.jobs.lanes import DEFAULT_TENANT, LLM_KINDS
+from app.loops.housekeeping import Housekeeping
+from app.loops.parts import Parts, Resource
+from app.store.database import Database
+from app.store.migrate import newest_revision
+from app.store.workers import Presence
+from app.targets.config import from_environment
+from app.targets.registry import Registry
+from app.webhooks.dispatcher import Dispatcher as WebhookDispatcher
+from app.webhooks.outgoing import Outgoing
+from app.webhooks.send import Sender
+
+log = structlog.get_logger()
+
+ECHO_SLOTS = 64
+# What is being sent when the server stops may finish; a receiver slower than this gets it once more.
+WEBHOOK_GRACE_SECONDS = 3.0
+# A noop holds its slot for no time at all: its slots are only the size of a claim.
+NOOP_SLOTS = 1000
+
+
+class Foreman:
+    """The running parts of one process, and the order in which they start and stop."""
+
+    def __init__(self, settings: Settings) -> None:
+        if settings.database_url is None:
+            raise ValueError("a database URL is needed; `foreman serve` starts an embedded one")
+        self.settings = settings
+        self.database = Database(
+            settings.database_url,
+            pooled=settings.listen_database_url is not None or settings.listen == "off",
+            size=settings.database_connections,
+        )
+        listen_url = settings.listen_database_url or settings.database_url
+        self.hub = Hub(self.database, listen_url if settings.listen == "on" else None, settings.poll_seconds)
+        self.outgoing = Outgoing(settings)
+        self.webhook_client = self.outgoing.client()
+        self.http_client = self.outgoing.client()
+        checks = SubmissionChecks(self.outgoing.policy, self.webhook_client, self.outgoing.box)
+        self.queues = Queues(self.database, self.hub, settings, checks)
+        self.settler = Settler(self.database, self.hub)
+        self.feed = Feed(self.hub.nudge)
+        self.scribe = Scribe(self.database, self.hub, self.feed)
+        self.intake = self.queues.intake
+        self.sweeper = Sweeper(
+            self.database,
+            self.hub,
+            sweep_seconds=settings.sweep_seconds,
+            cancel_grace_seconds=settings.cancel_grace_seconds,
+            lease_seconds=settings.lease_seconds,
+        )
+        self.artifacts = ArtifactStore(self.database, settings.artifacts_url)
+        self.janitor = Janitor(self.database, self.artifacts, chatter_days=settings.chatter_days)
+        self.webhooks = WebhookDispatcher(
+            self.database,
+            self.hub,
+            Sender(self.webhook_client, self.outgoing.box, self.outgoing.server_secrets, self.database),
+            host_concurrency=settings.webhook_host_concurrency,
+            poll_seconds=settings.poll_seconds,
+            grace_seconds=min(WEBHOOK_GRACE_SECONDS, settings.shutdown_grace_seconds),
+        )
+        self.targets = Registry(
+            self.database,
+            self.http_client,
+            self.outgoing.box,
+            from_environment(settings.ollama_url, settings.ollama_slots, settings.targets),
+            inventory_seconds=settings.inventory_seconds,
+            idle_seconds=settings.target_timeout_seconds,
+        )
+        self.worker = None if settings.role == "api" else self._make_worker()
+        self.dispatcher = None if self.worker is None else self._make_dispatcher(self.worker)
+        self.presence = PresenceBook(self.database)
+        if self.worker:
+            self.presence.introduce(
+                Presence(
+                    DEFAULT_TENANT,
+                    self.worker.name,
+                    queues=["*"],
+                    kinds=["http", "noop", *sorted(LLM_KINDS)],
+                    concurrency=settings.worker_slots,
+                    version=__version__,
+                )
+            )
+        self.house = House(
+            settings,
+            self.database,
+            self.hub,
+            self.feed,
+            self.intake,
+            self.settler,
+            self.scribe,
+            Leases(self.database),
+            ClaimDesk(
+                self.database,
+                self.hub,
+                self.queues.claims,
+                self.settler,
+                settings.poll_seconds,
+                settings.lease_seconds,
+            ),
+            self.presence,
+            newest_revision(),
+            Lines(settings.max_streams, settings.keep_alive_seconds),
+            Bulletin(self.database, settings.poll_seconds),
+            self.artifacts,
+            self.queues,
+            self.webhooks,
+            self.targets,
+            Claimers(self.database),
+        )
+        self._serving = Parts(
+            [
+                Resource(self.database.close, open=self.database.open),
+                self.hub,
+                *self.queues.parts,
+                self.sweeper,
+                self.targets,
+                LedgerKeeper(self.database),
+                RoomWatch(self.database),
+                Housekeeping(),
+                self.janitor,
+                self.presence,
+                Resource(self.http_client.aclose),
+                Resource(self.webhook_client.aclose),
+                self.webhooks,
+                Resource(self.scribe.drain),
+                Resource(self.settler.drain),
+                Resource(self.house.claim_desk.drain),
+                Resource(self.intake.drain),
+            ]
+        )
+        # A target's slots are held until the runs on it have ended.
+        self._claiming = Parts(
+            [self.dispatcher.slots, self.worker, self.dispatcher] if self.worker and self.dispatcher else []
+        )
+
+    def _make_worker(self) -> Worker:
+        pools = [
+            Pool("noop", NoopExecutor(), NOOP_SLOTS, lambda lane: lane == "noop"),
+            Pool(
+                "http",
+                HttpExecutor(self.http_client),
+                self.settings.worker_slots,
+                lambda lane: lane == "http",
+            ),
+            Pool(
+                "echo",
+                EchoExecutor(),
+                ECHO_SLOTS,
+                lambda lane: self.targets.is_empty and is_llm_lane(lane),
+                live=True,
+            ),
+        ]
+        return Worker(
+            self.database,
+            self.hub,
+            self.settler,
+            self.scribe,
+            self.queues.claims,
+            pools,
+            name=f"{socket.gethostname()}:{os.getpid()}",
+            lease_seconds=self.settings.lease_seconds,
+            poll_seconds=self.settings.poll_seconds,
+            grace_seconds=self.settings.shutdown_grace_seconds,
+        )
+
+    def _make_dispatcher(self, worker: Worker) -> Dispatcher:
+        return Dispatcher(
+            self.database,
+            self.hub,
+            self.targets,
+            worker,
+            self.queues.claims,
+            patience_seconds=self.settings.affinity_patience_seconds,
+            poll_seconds=self.settings.poll_seconds,
+        )
+
+    async def start(self) -> None:
+        """Raises Unavailable when the database goes away meanwhile; called again, it goes on where it was."""
+        await self._serving.start()
+        await self._claiming.start()
+        log.info("foreman.started", role=self.settings.role, version=__version__)
+
+    async def begin_stop(self) -> None:
+        """Stop claiming, answer those who wait on the line, finish or give back what runs."""
+        self.hub.close_watches()
+        await self._claiming.stop()
+
+    async def stop(self) -> None:
+        await self.begin_stop()
+        await self._serving.stop()
+        log.info("foreman.stopped")

@@ -1,0 +1,106 @@
+"""A connection as the protocol sees it: how answers leave, how it ends, when it is read."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.flow_control import FlowControl
+
+# How long, and for how much, an end waits for a client that is still sending.
+LINGER_SECONDS = 5.0
+LINGER_BYTES = 32 * 1024 * 1024
+BEGINS_AN_ANSWER = b"HTTP/1.1 "
+
+
+class Connection:
+    """The transport, but the head of an answer leaves together with the first of its body.
+
+    uvloop sends at once what is written: a short answer would be two system calls and wake its reader twice.
+    It ends gently: what a client was told while it still spoke is not lost.
+    """
+
+    __slots__ = ("_flushing", "_head", "_lingering", "_loop", "_room", "_stop_listening", "_transport")
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        stop_listening: Callable[[], bool],
+    ) -> None:
+        """`stop_listening`: the connection ends; whether the client may still be speaking."""
+        self._transport = transport
+        self._loop = loop
+        self._stop_listening = stop_listening
+        self._head = b""
+        self._flushing: asyncio.Handle | None = None
+        self._lingering: asyncio.TimerHandle | None = None
+        self._room = LINGER_BYTES
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+            data, self._head = self._head + data, b""
+        elif data.startswith(BEGINS_AN_ANSWER):
+            # Where nothing follows in this turn of the loop, it leaves by itself.
+            self._head = data
+            self._flushing = self._loop.call_soon(self._flush)
+            return
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._lingering is not None or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flush()
+        if self.is_closing():
+            return
+        if self._transport.can_write_eof() and self._stop_listening():
+            self._transport.write_eof()
+            self._lingering = self._loop.call_later(LINGER_SECONDS, self._transport.close)
+        else:
+            self._transport.close()
+
+    def throw_away(self, size: int) -> None:
+        """So much more came that nobody listens to."""
+        if self._lingering is not None:
+            self._room -= size
+            if self._room < 0:
+                self._transport.close()
+
+    def end(self) -> None:
+        """Wait no longer for a client that was told already."""
+        if self._lingering is not None:
+            self._lingering.cancel()
+            self._transport.close()
+
+    def _flush(self) -> None:
+        self._flushing = None
+        data, self._head = self._head, b""
+        self._transport.write(data)
+
+
+class Flow(FlowControl):
+    """Reading is also held back for reasons of ours, which no request that waits for its body knows of."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._held_back = False
+
+    def hold_back(self) -> None:
+        self._held_back = True
+        self.pause_reading()
+
+    def let_go(self) -> None:
+        if self._held_back:
+            self._held_back = False
+            self.resume_reading()
+
+    def resume_reading(self) -> None:
+        if not self._held_back:
+            super().resume_reading()

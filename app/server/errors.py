@@ -1,0 +1,5 @@
+"""Why serving cannot begin."""
+
+
+class ServeError(Exception):
+    """Serving cannot begin; the message says why."""
