@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from app.outbound import OutboundUnreachable
-from app.outbound.stream import AnswerCutError, StreamingClient
+from app.outbound import ANY_ADDRESS, AnswerCutError, GuardedClient, OutboundUnreachable
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -48,61 +47,61 @@ class Target:
             yield self
 
 
-async def ask(client: StreamingClient, url: str) -> bytes:
-    async with client.open("GET", url, idle_seconds=5) as answer:
+async def ask(client: GuardedClient, url: str) -> bytes:
+    async with client.stream("GET", url, idle_seconds=5) as answer:
         return await answer.read(1000)
 
 
 @pytest.mark.parametrize("answer", [CHUNKED, SIZED, EARLY_HINTS])
 async def test_one_connection_serves_one_request_after_the_other(answer: bytes) -> None:
-    client = StreamingClient()
+    client = GuardedClient(ANY_ADDRESS)
     async with Target(answer).open() as target:
         assert [await ask(client, target.url) for _ in range(5)] == [b"hello"] * 5
-        client.close()
+        await client.aclose()
         assert (target.connections, target.requests) == (1, 5)
 
 
 async def test_a_target_that_says_close_is_not_asked_again_on_that_connection() -> None:
-    client = StreamingClient()
+    client = GuardedClient(ANY_ADDRESS)
     async with Target(CLOSING).open() as target:
         for _ in range(3):
             assert await ask(client, target.url) == b"hello"
-        client.close()
+        await client.aclose()
         assert target.connections == 3
 
 
 async def test_a_kept_connection_that_was_closed_meanwhile_is_replaced() -> None:
-    client = StreamingClient()
+    client = GuardedClient(ANY_ADDRESS)
     async with Target(SIZED, hangs_up=True).open() as target:
         for _ in range(3):
             assert await ask(client, target.url) == b"hello"
-        client.close()
+        await client.aclose()
         assert (target.connections, target.requests) == (3, 3)
 
 
 async def test_an_answer_that_is_not_read_to_its_end_is_hung_up_on() -> None:
-    client = StreamingClient()
+    client = GuardedClient(ANY_ADDRESS)
     async with Target(CUT).open() as target:
-        async with client.open("GET", target.url, idle_seconds=5) as answer:
+        async with client.stream("GET", target.url, idle_seconds=5) as answer:
             assert answer.status == 200
-        async with client.open("GET", target.url, idle_seconds=5):
+        async with client.stream("GET", target.url, idle_seconds=5):
             pass
-        client.close()
+        await client.aclose()
         assert target.connections == 2
 
 
 async def test_an_answer_that_breaks_off_is_told_from_one_that_ended() -> None:
-    client = StreamingClient()
+    client = GuardedClient(ANY_ADDRESS)
     async with Target(CUT, hangs_up=True).open() as target:
         with pytest.raises(AnswerCutError):
             await ask(client, target.url)
-    client.close()
+    await client.aclose()
 
 
 async def test_nobody_there_is_unreachable() -> None:
-    client = StreamingClient(connect_seconds=2)
+    client = GuardedClient(ANY_ADDRESS, connect_seconds=2)
     async with Target(SIZED).open() as target:
         url = target.url
     with pytest.raises(OutboundUnreachable):
         await ask(client, url)
-    client.close()
+    await client.aclose()
