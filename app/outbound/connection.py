@@ -136,7 +136,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self._fail(OutboundProtocolError("the receiver switched protocols"))
         except httptools.HttpParserError:
-            self._fail(OutboundProtocolError("the answer is not valid HTTP"))
+            self._fail(OutboundProtocolError("the answer is no HTTP"))
         if self._is_answering:
             self._enforce_limits()
         self._wake()
