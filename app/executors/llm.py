@@ -38,8 +38,14 @@ from app.executors.speech import Speech
 from app.jobs.lanes import TARGET_ASLEEP
 from app.jobs.outcomes import Deferred, Failed, JobError, Outcome, Retry, Succeeded
 from app.jobs.retry import defer_delay
-from app.outbound import OutboundError, OutboundTimeout, OutboundUnreachable
-from app.outbound.stream import AnswerCutError, StreamedAnswer
+from app.outbound import (
+    AnswerCutError,
+    ConnectionDropped,
+    OutboundError,
+    OutboundStream,
+    OutboundTimeout,
+    OutboundUnreachable,
+)
 
 MAX_ERROR_BYTES = 64 * 1024
 MAX_WHOLE_BYTES = 256 * 1024 * 1024
@@ -62,7 +68,7 @@ class TargetLine(Protocol):
 
     def request(
         self, method: str, path: str, content: bytes = b"", idle_seconds: float | None = None
-    ) -> AbstractAsyncContextManager[StreamedAnswer]: ...
+    ) -> AbstractAsyncContextManager[OutboundStream]: ...
 
     def answered(self) -> None: ...
 
@@ -124,7 +130,7 @@ class LlmExecutor:
                 return Failed(JobError("untranslatable_request", str(problem), status=400))
             case _RefusedError():
                 return self._refused(job, problem)
-            case OutboundUnreachable():
+            case OutboundUnreachable() | ConnectionDropped():
                 self._line.unreachable(problem.reason)
                 return Deferred(
                     defer_delay(job.deferrals, self._dice()),
@@ -239,7 +245,7 @@ class LlmExecutor:
         return Retry(JobError(code, message[:MAX_MESSAGE], retryable=True))
 
 
-async def _raise_refusal(answer: StreamedAnswer) -> None:
+async def _raise_refusal(answer: OutboundStream) -> None:
     if answer.status < 300:
         return
     body = await answer.read(MAX_ERROR_BYTES)
@@ -251,7 +257,7 @@ async def _raise_refusal(answer: StreamedAnswer) -> None:
     # A redirect is a target that is set up wrongly; nobody follows it with a token in the hand.
     status = answer.status if answer.status >= 400 else 502
     raise _RefusedError(
-        status, message or f"HTTP {answer.status}: {text}", _seconds(answer.headers.get("retry-after"))
+        status, message or f"HTTP {answer.status}: {text}", _seconds(answer.header("retry-after"))
     )
 
 

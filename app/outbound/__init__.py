@@ -1,31 +1,38 @@
-"""Calls to the outside on behalf of callers, behind one guard.
-
-Targets are configured by operators and do not go through here.
-"""
+"""Calls to the outside: to whom callers name, behind one guard, and to targets, which operators set up."""
 
 from app.outbound.client import GuardedClient
 from app.outbound.errors import (
+    AnswerCutError,
+    ConnectionDropped,
     OutboundError,
     OutboundProtocolError,
     OutboundRefused,
     OutboundTimeout,
     OutboundUnreachable,
 )
-from app.outbound.guard import AddressPolicy
-from app.outbound.headers import METHODS, check_headers
+from app.outbound.guard import ANY_ADDRESS, AddressPolicy
+from app.outbound.headers import METHODS, check_headers, token_problem
 from app.outbound.resolve import Resolver
 from app.outbound.response import OutboundResponse
+from app.outbound.stream import OutboundStream
+from app.outbound.urls import url_problem
 
 __all__ = [
+    "ANY_ADDRESS",
     "METHODS",
     "AddressPolicy",
+    "AnswerCutError",
+    "ConnectionDropped",
     "GuardedClient",
     "OutboundError",
     "OutboundProtocolError",
     "OutboundRefused",
     "OutboundResponse",
+    "OutboundStream",
     "OutboundTimeout",
     "OutboundUnreachable",
     "Resolver",
     "check_headers",
+    "token_problem",
+    "url_problem",
 ]

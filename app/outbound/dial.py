@@ -9,20 +9,23 @@ import os
 import socket
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
 import certifi
 
 from app.outbound.addresses import Address
+from app.outbound.connection import Connection
 from app.outbound.errors import OutboundRefused, OutboundUnreachable
 from app.outbound.guard import AddressPolicy
-from app.outbound.http1 import Http1Connection
 from app.outbound.resolve import Resolver
 from app.outbound.urls import OutboundUrl
 
 _MAX_ADDRESSES_TRIED = 4
+# A machine that went to sleep in mid-answer says nothing; the kernel finds out by asking.
+_KEEP_ALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 
 
 class Dialer:
@@ -40,7 +43,7 @@ class Dialer:
         self._given_ssl_context = ssl_context
         self._connect_seconds = connect_seconds
 
-    async def connect(self, url: OutboundUrl) -> Http1Connection:
+    async def connect(self, url: OutboundUrl) -> Connection:
         """A connection to the URL's host. Raises OutboundRefused or OutboundUnreachable."""
         try:
             async with asyncio.timeout(self._connect_seconds):
@@ -79,15 +82,17 @@ class Dialer:
             raise OutboundUnreachable("the host's name could not be resolved")
         return addresses
 
-    async def _open(self, address: Address, url: OutboundUrl) -> Http1Connection:
+    async def _open(self, address: Address, url: OutboundUrl) -> Connection:
         loop = asyncio.get_running_loop()
         family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-        connected = socket.socket(family, socket.SOCK_STREAM)
+        # The protocol is named because only then does asyncio turn Nagle's algorithm off.
+        connected = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         try:
             connected.setblocking(False)
-            await loop.sock_connect(connected, (str(address), url.port))
+            _watch_the_peer(connected)
+            await loop.sock_connect(connected, _socket_address(address, url.port))
             _, connection = await loop.create_connection(
-                Http1Connection,
+                Connection,
                 sock=connected,
                 ssl=self._ssl_context if url.is_tls else None,
                 server_hostname=url.host if url.is_tls else None,
@@ -99,10 +104,25 @@ class Dialer:
 
     @cached_property
     def _ssl_context(self) -> ssl.SSLContext:
-        return self._given_ssl_context or default_ssl_context()
+        return self._given_ssl_context or _default_ssl_context()
 
 
-def default_ssl_context() -> ssl.SSLContext:
+def _watch_the_peer(connected: socket.socket) -> None:
+    with suppress(OSError):
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE:
+            if hasattr(socket, name):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _socket_address(address: Address, port: int) -> tuple[str, int] | tuple[str, int, int, int]:
+    if isinstance(address, IPv6Address) and address.scope_id is not None:
+        bare, _, scope = str(address).partition("%")
+        return bare, port, 0, int(scope)
+    return str(address), port
+
+
+def _default_ssl_context() -> ssl.SSLContext:
     """The system's authorities; those that come with certifi on a machine that has none."""
     context = ssl.create_default_context()
     paths = ssl.get_default_verify_paths()

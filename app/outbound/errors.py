@@ -3,8 +3,10 @@
     OutboundError
     ├── OutboundRefused        the guard said no; nothing was connected to, trying again is pointless
     ├── OutboundUnreachable    no connection came about (name, connect, TLS); the peer saw no request
-    ├── OutboundTimeout        connected, but the total deadline passed before the answer was complete
+    ├── OutboundTimeout        connected, but the deadline passed, or nothing came for too long
     └── OutboundProtocolError  connected, but what came back was no complete HTTP answer
+        ├── ConnectionDropped  not a single byte came back
+        └── AnswerCutError     it broke off in the middle
 
 The reasons are written to be shown to callers: they never name an address that a host name resolved to,
 so that the guard cannot be used to look into a private network's names.
@@ -28,8 +30,16 @@ class OutboundUnreachable(OutboundError):
 
 
 class OutboundTimeout(OutboundError):
-    """The total deadline passed while the answer was awaited or read."""
+    """The deadline passed while the answer was awaited or read, or nothing came for too long."""
 
 
 class OutboundProtocolError(OutboundError):
     """The receiver's answer was cut off or was not HTTP."""
+
+
+class ConnectionDropped(OutboundProtocolError):
+    """The peer closed before a single byte of the answer. A reused connection had most likely idled out."""
+
+
+class AnswerCutError(OutboundProtocolError):
+    """The connection ended in the middle of the answer."""

@@ -80,6 +80,15 @@ class AddressPolicy:
         return host in self._names or any(host.endswith(suffix) for suffix in self._suffixes)
 
 
+class _AnyAddress(AddressPolicy):
+    def refusal(self, address: Address | str, host: str | None = None) -> str | None:
+        return None
+
+
+# For targets only: they are set up by the operator, not named by callers.
+ANY_ADDRESS = _AnyAddress()
+
+
 def _is_localhost(host: str) -> bool:
     return host == "localhost" or host.endswith(".localhost")
 

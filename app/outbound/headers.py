@@ -7,6 +7,7 @@ those could speak for another host, or smuggle a second request into the connect
 import re
 from collections.abc import Mapping
 
+from app import __version__
 from app.outbound.urls import OutboundUrl
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -28,6 +29,7 @@ _OWN_HEADERS = frozenset(
         "upgrade",
     }
 )
+_USER_AGENT = f"Foreman/{__version__}"
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 
@@ -49,6 +51,10 @@ def check_headers(headers: Headers) -> str | None:
     return None if size <= MAX_HEADERS_BYTES else f"the headers are larger than {MAX_HEADERS_BYTES} bytes"
 
 
+def token_problem(token: str) -> str | None:
+    return check_headers({"authorization": f"Bearer {token}"})
+
+
 def is_replayable(method: str, headers: Headers) -> bool:
     """Whether the request may be sent again when a reused connection died before a byte came back.
 
@@ -59,12 +65,12 @@ def is_replayable(method: str, headers: Headers) -> bool:
     return any(name.lower() in ("idempotency-key", "webhook-id") for name in headers)
 
 
-def request_head(method: str, url: OutboundUrl, headers: Headers, user_agent: str, length: int) -> bytes:
+def request_head(method: str, url: OutboundUrl, headers: Headers, length: int) -> bytes:
     """The request line and headers as bytes. `headers` were checked before."""
     lines = [f"{method} {url.target} HTTP/1.1", f"host: {url.host_header}", "accept-encoding: identity"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if not any(name.lower() == "user-agent" for name in headers):
-        lines.append(f"user-agent: {user_agent}")
+        lines.append(f"user-agent: {_USER_AGENT}")
     if length or method in ("POST", "PUT", "PATCH"):
         lines.append(f"content-length: {length}")
     return "\r\n".join((*lines, "\r\n")).encode("latin-1")

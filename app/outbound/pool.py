@@ -1,62 +1,56 @@
-"""Idle connections, kept for a few seconds for the next request to the same origin.
+"""The connections of one client: how many there may be at once, and which are kept for the next call.
 
 Keeping one is safe whatever its name resolves to later: the address it is connected to was checked.
 """
 
 import asyncio
 
-from app.outbound.http1 import Http1Connection
+from app.outbound.connection import Connection
+from app.outbound.urls import Origin
 
-Origin = tuple[str, str, int]
 
+class ConnectionPool:
+    """Places for calls, and open connections that nobody uses at the moment, newest first per origin."""
 
-class IdleConnections:
-    """Open connections that nobody uses at the moment, newest first per origin."""
-
-    def __init__(self, *, limit: int, idle_seconds: float) -> None:
-        self._limit = limit
+    def __init__(self, *, max_connections: int, max_idle: int, idle_seconds: float) -> None:
+        # Whoever makes a call takes a place first and keeps it until its answer was read.
+        self.places = asyncio.Semaphore(max_connections)
+        self._max_idle = max_idle
         self._idle_seconds = idle_seconds
-        self._by_origin: dict[Origin, dict[Http1Connection, asyncio.TimerHandle]] = {}
-        self._count = 0
+        self._by_origin: dict[Origin, dict[Connection, asyncio.TimerHandle]] = {}
+        self._idle = 0
 
-    def __len__(self) -> int:
-        return self._count
-
-    def take(self, origin: Origin) -> Http1Connection | None:
-        """A connection to `origin` that is still good, or None."""
+    def take(self, origin: Origin) -> Connection | None:
+        """A kept connection to `origin` that is still good, or None."""
         while connections := self._by_origin.get(origin):
             connection = next(reversed(connections))
             self._remove(origin, connection)
             if connection.is_reusable:
                 return connection
-            connection.close()
+            connection.abort()
         return None
 
-    def put(self, origin: Origin, connection: Http1Connection) -> None:
-        """Keep `connection` if it can serve another request and there is room, else close it."""
-        if not connection.is_reusable or self._count >= self._limit:
-            connection.close()
+    def put(self, origin: Origin, connection: Connection) -> None:
+        """Keep `connection` if it can serve another request and there is room, else hang up."""
+        if not connection.is_reusable or self._idle >= self._max_idle:
+            connection.abort()
             return
         expiry = asyncio.get_running_loop().call_later(self._idle_seconds, connection.close)
         self._by_origin.setdefault(origin, {})[connection] = expiry
-        self._count += 1
+        self._idle += 1
         connection.on_closed = lambda: self._remove(origin, connection)
 
     def close(self) -> None:
-        for connections in list(self._by_origin.values()):
-            for connection, expiry in list(connections.items()):
-                expiry.cancel()
+        """Hang up all that is kept."""
+        for origin, connections in list(self._by_origin.items()):
+            for connection in list(connections):
+                self._remove(origin, connection)
                 connection.abort()
-        self._by_origin.clear()
-        self._count = 0
 
-    def _remove(self, origin: Origin, connection: Http1Connection) -> None:
+    def _remove(self, origin: Origin, connection: Connection) -> None:
         connection.on_closed = None
-        connections = self._by_origin.get(origin, {})
-        expiry = connections.pop(connection, None)
-        if expiry is None:
-            return
-        expiry.cancel()
-        self._count -= 1
+        connections = self._by_origin[origin]
+        connections.pop(connection).cancel()
+        self._idle -= 1
         if not connections:
             del self._by_origin[origin]

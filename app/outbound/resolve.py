@@ -99,10 +99,15 @@ def _ask_system(host: str, answer: asyncio.Future[list[str]], done: Callable[[],
     """Thread body: hands the addresses of `host`, or the error, to the loop that `answer` belongs to."""
     try:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(str(entry[4][0]) for entry in entries))
+        addresses = list(dict.fromkeys(_written(entry[4]) for entry in entries))
         _hand_over(answer, addresses, None, done)
     except (OSError, UnicodeError) as error:
         _hand_over(answer, [], error, done)
+
+
+def _written(found: Sequence[object]) -> str:
+    """The address, with the scope that a link-local one cannot be reached without."""
+    return f"{found[0]}%{found[3]}" if len(found) == 4 and found[3] else str(found[0])
 
 
 def _hand_over(

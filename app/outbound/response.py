@@ -25,7 +25,7 @@ class OutboundResponse:
 
     def header(self, name: str) -> str | None:
         """The first value of a header, by its lower-case name."""
-        return next((value for key, value in self.headers if key == name), None)
+        return first_value(self.headers, name)
 
     def decoded(self, max_bytes: int) -> tuple[bytes, bool]:
         """The body with gzip or deflate undone, at most `max_bytes` of it, and whether that is not all.
@@ -52,6 +52,10 @@ class OutboundResponse:
             # The last hours of the year 9999 are past the end of time in other zones.
             return None
         return min(MAX_RETRY_AFTER_SECONDS, max(0.0, seconds))
+
+
+def first_value(headers: Sequence[tuple[str, str]], name: str) -> str | None:
+    return next((value for key, value in headers if key == name), None)
 
 
 def _inflated(body: bytes, encoding: str, max_bytes: int) -> tuple[bytes, bool] | None:

@@ -16,6 +16,9 @@ from app.outbound.addresses import Address, spelled_ipv4, unmapped
 
 MAX_URL_LENGTH = 2048
 
+# Scheme, host and port: what a connection can be shared by.
+Origin = tuple[str, str, int]
+
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 # Spaces and controls smuggle headers, a backslash is a slash to some parsers and a letter to others.
 _FORBIDDEN = re.compile(r"[\x00-\x1f\x7f-\x9f\s\\\ud800-\udfff]")
@@ -49,8 +52,7 @@ class OutboundUrl:
         return self.scheme == "https"
 
     @property
-    def origin(self) -> tuple[str, str, int]:
-        """What a connection can be shared by."""
+    def origin(self) -> Origin:
         return (self.scheme, self.host, self.port)
 
 
@@ -72,6 +74,15 @@ def parse_url(url: str) -> OutboundUrl:
     bracketed = f"[{host}]" if ":" in host else host
     host_header = bracketed if port == _DEFAULT_PORTS[scheme] else f"{bracketed}:{port}"
     return OutboundUrl(scheme, host, port, target, address, host_header)
+
+
+def url_problem(url: str) -> str | None:
+    """Why `url` cannot be called by anybody; None when it can."""
+    try:
+        parse_url(url)
+    except UrlInvalid as problem:
+        return str(problem)
+    return None
 
 
 def _split_netloc(netloc: str, default_port: int) -> tuple[str, Address | None, int]:

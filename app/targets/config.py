@@ -12,7 +12,7 @@ from msgspec import Meta
 from app.config import SettingsError
 from app.dialects import Dialect
 from app.jobs.submission import NAME, NO_NUL, Name
-from app.outbound.stream import token_problem, url_problem
+from app.outbound import token_problem, url_problem
 from app.outbound.urls import parse_url
 
 DEFAULT_SLOTS = 4

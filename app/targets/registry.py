@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +23,7 @@ from app.dialects import Frame, GarbledAnswer, parse_frame
 from app.jobs.lanes import parse_llm_lane
 from app.loops.coalesced import Coalesced
 from app.loops.loop import Loop
-from app.outbound import GuardedClient, OutboundError
-from app.outbound.stream import StreamingClient
+from app.outbound import ANY_ADDRESS, GuardedClient, OutboundError
 from app.secretbox import SecretBox, SecretBoxError
 from app.store import targets as store
 from app.store.changes import Changes
@@ -83,7 +83,10 @@ class Registry:
         self._configured = {config.name: config for config in configured}
         self._inventory_seconds = inventory_seconds
         self._idle_seconds = idle_seconds
-        self._client = StreamingClient()
+        # The targets' slots limit how much is asked of them at once.
+        self._client = GuardedClient(
+            ANY_ADDRESS, max_connections=sys.maxsize, connect_seconds=5.0, idle_seconds=20.0
+        )
         self._targets: dict[str, Target] = {}
         self._probers: dict[str, _Prober] = {}
         self._reloader = Loop("targets", self._reload_once, interval=RELOAD_SECONDS)
@@ -104,7 +107,7 @@ class Registry:
     async def stop(self) -> None:
         await self._reloader.stop()
         await asyncio.gather(*(prober.stop() for prober in self._probers.values()))
-        self._client.close()
+        await self._client.aclose()
 
     def on_ready(self, callback: OnReady) -> None:
         """Be told which (queue, lane) pairs became claimable because a target answered."""
@@ -393,7 +396,7 @@ class _Prober(Loop):
                 return parse_frame(body)
             except GarbledAnswer as problem:
                 # Whatever is listening there: its words are not for our logs.
-                media = _media_type(answer.headers.get("content-type"))
+                media = _media_type(answer.header("content-type"))
                 size = len(body)
                 raise GarbledAnswer(f"{path} answered {media} of {size} bytes: {problem.kind}") from problem
         if needed:

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 
 from app.dialects import Dialect, Frame, model_key
-from app.outbound.stream import StreamedAnswer, StreamingClient
+from app.outbound import GuardedClient, OutboundStream
 from app.targets.breaker import Breaker
 from app.targets.config import TargetConfig
 from app.targets.inventory import Inventory
@@ -18,7 +18,7 @@ RESIDENT_SECONDS = 120.0
 
 
 class Target:
-    def __init__(self, config: TargetConfig, client: StreamingClient, idle_seconds: float) -> None:
+    def __init__(self, config: TargetConfig, client: GuardedClient, idle_seconds: float) -> None:
         self.config = config
         self._client = client
         self._idle_seconds = idle_seconds
@@ -63,16 +63,18 @@ class Target:
 
     def request(
         self, method: str, path: str, content: bytes = b"", idle_seconds: float | None = None
-    ) -> AbstractAsyncContextManager[StreamedAnswer]:
+    ) -> AbstractAsyncContextManager[OutboundStream]:
         headers = {"content-type": "application/json"} if content else {}
         if self.config.token is not None:
             headers["authorization"] = f"Bearer {self.config.token}"
-        return self._client.open(
+        return self._client.stream(
             method,
             self.config.url + path,
             headers=headers,
             content=content,
             idle_seconds=self._idle_seconds if idle_seconds is None else idle_seconds,
+            # Asked twice, a target only answers twice.
+            replayable=True,
         )
 
     # -- what runs tell ------------------------------------------------------------------------------

@@ -514,7 +514,7 @@ async def test_calls_beyond_the_limit_wait_their_turn(make_client):
             await visit.send(OK)
 
     async with Receiver(script) as receiver:
-        client = make_client(max_connections=4)
+        client = make_client(max_connections=4, max_idle=2)
         responses = await asyncio.gather(
             *(client.request("POST", receiver.url, headers=WEBHOOK, **LIMITS) for _ in range(200))
         )

@@ -1,6 +1,7 @@
 """The address policy and the static check of URLs, as tables."""
 
 from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -367,3 +368,9 @@ def test_a_bad_entry_is_an_error_that_names_it(entry):
     with pytest.raises(ValueError, match="outbound allow entry") as caught:
         AddressPolicy(["10.0.0.0/8", entry])
     assert repr(entry) in str(caught.value)
+
+
+def test_only_targets_are_called_past_the_policy():
+    app = Path(__file__).parents[2] / "app"
+    users = {str(path.relative_to(app)) for path in app.rglob("*.py") if "ANY_ADDRESS" in path.read_text()}
+    assert users == {"outbound/__init__.py", "outbound/guard.py", "targets/registry.py"}

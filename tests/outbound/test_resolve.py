@@ -41,6 +41,15 @@ async def test_the_system_resolves_localhost():
     assert set(await ThreadResolver()("localhost")) <= {"127.0.0.1", "::1"}
 
 
+async def test_a_link_local_address_keeps_the_scope_without_which_it_cannot_be_reached(monkeypatch):
+    found = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", sockaddr)
+        for sockaddr in (("fe80::1", 0, 0, 2), ("2001:db8::1", 0, 0, 0))
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    assert await ThreadResolver()("machine.local") == ["fe80::1%2", "2001:db8::1"]
+
+
 async def test_an_unknown_name_is_an_os_error(names):
     with pytest.raises(OSError, match="no such name"):
         await ThreadResolver()("missing.example")

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from app.outbound.stream import StreamingClient
+from app.outbound import ANY_ADDRESS, GuardedClient
 from app.targets.config import TargetConfig, TargetFields
 from app.targets.inventory import Inventory
 from app.targets.target import Target
@@ -13,7 +13,7 @@ from app.targets.target import Target
 @pytest.fixture
 def target() -> Target:
     target = Target(
-        TargetConfig.of("a", TargetFields(url="http://127.0.0.1:1"), "api"), StreamingClient(), 1.0
+        TargetConfig.of("a", TargetFields(url="http://127.0.0.1:1"), "api"), GuardedClient(ANY_ADDRESS), 1.0
     )
     target.inventory = Inventory("ollama", [{"model": "m:latest"}], [{"model": "m:latest"}])
     return target
