@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,8 +21,7 @@ from httpx._config import DEFAULT_TIMEOUT_CONFIG
 from app.store.database import Database
 from app.store.embedded import EmbeddedPostgres
 from app.store.migrate import migrate
-from tests import forkserver
-from tests.patience import PATIENCE
+from tests import forkserver, patience
 from tests.sharing import FolderShare, folder_share
 from tests.signals import let_children_hear
 
@@ -39,6 +37,8 @@ httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_
 for each in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, each, 60.0)
 
+# Where most tests know it from.
+wait_until = patience.wait_until
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = "template_foreman"
 
@@ -224,14 +224,3 @@ def make_server(database_url: str, tmp_path: Path) -> Iterator[MakeServer]:
 @pytest.fixture
 def server(make_server: MakeServer) -> Server:
     return make_server()
-
-
-def wait_until(
-    condition: Callable[[], object], seconds: float = 10, explain: Callable[[], str] | None = None
-) -> None:
-    """Wait on a condition, with a deadline: as long as a quiet machine may need, times what a busy one may."""
-    ends = time.monotonic() + seconds * PATIENCE
-    while not condition():
-        if time.monotonic() > ends:
-            raise AssertionError(explain() if explain else f"not within {seconds} s: {condition}")
-        time.sleep(0.02)

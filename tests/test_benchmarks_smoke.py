@@ -16,6 +16,7 @@ from benchmarks.http_load import load
 from benchmarks.lab import FULL, QUICK, Lab
 from benchmarks.measuring import closed_loop, departures, percentile
 from benchmarks.steal import Meter
+from tests.patience import pretend_to_work
 
 ROOT = Path(__file__).resolve().parent.parent
 RATE = Metric("per_second", "jobs/s", "higher")
@@ -136,7 +137,7 @@ async def test_only_calls_that_end_inside_the_window_count():
 
     async def call() -> None:
         nonlocal ended
-        await asyncio.sleep(0.01)
+        await pretend_to_work(0.01)
         ended += 1
 
     numbers = await closed_loop([call] * 4, warmup=0.1, seconds=0.2)

@@ -19,6 +19,7 @@ from app.outbound import AddressPolicy, GuardedClient
 from app.store.embedded import EmbeddedPostgres
 from tests.conftest import Server, free_port, wait_until
 from tests.outbound.receivers import Receiver, Visit, once, once_and_close
+from tests.patience import until
 from tests.serving import serving
 
 JOB_ID = "01JZ7Q0C3N8W9V5T4R2E1D6A7B"
@@ -306,12 +307,9 @@ async def test_cancelling_the_run_hangs_up(executor: HttpExecutor) -> None:
 
     async with Receiver(script) as receiver:
         task = asyncio.create_task(run(executor, {"url": receiver.url}))
-        async with asyncio.timeout(10):
-            while not receiver.requests:
-                await asyncio.sleep(0.01)
-            task.cancel()
-            while not receiver.hang_ups:
-                await asyncio.sleep(0.01)
+        await until(lambda: receiver.requests)
+        task.cancel()
+        await until(lambda: receiver.hang_ups)
 
 
 @pytest.mark.parametrize(

@@ -20,16 +20,11 @@ from app.outbound import (
     check_headers,
 )
 from tests.outbound.receivers import OK, Receiver, Visit, once, once_and_close
+from tests.patience import pace, until
 
 LIMITS = {"deadline_seconds": 5, "max_response_bytes": 16 * 1024}
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 WEBHOOK = {"content-type": "application/json", "webhook-id": "01J-1"}
-
-
-async def until(condition, seconds: float = 5) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 # requests
@@ -354,7 +349,7 @@ async def test_a_receiver_that_drips_is_cut_at_the_total_deadline(make_client):
 async def _drip(visit: Visit) -> None:
     while True:
         await visit.send(b"x")
-        await asyncio.sleep(0.02)
+        await pace(0.02)
 
 
 async def test_a_receiver_that_never_answers_is_cut_at_the_total_deadline(make_client):

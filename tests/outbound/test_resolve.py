@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from app.outbound.resolve import ThreadResolver
+from tests.patience import turn_of_the_loop, until
 
 
 class SlowNames:
@@ -59,9 +60,7 @@ async def test_names_that_hang_do_not_keep_others_waiting(names):
 async def test_all_who_ask_for_a_name_at_once_share_one_lookup(names):
     resolve = ThreadResolver()
     waiting = [asyncio.create_task(resolve("slow.example")) for _ in range(50)]
-    async with asyncio.timeout(5):
-        while not names.asked:
-            await asyncio.sleep(0.005)
+    await until(lambda: names.asked)
     waiting[0].cancel()
     names.released.set()
     results = await asyncio.gather(*waiting, return_exceptions=True)
@@ -76,7 +75,7 @@ async def test_a_failed_lookup_that_nobody_waits_for_is_forgotten_quietly(names)
     resolve = ThreadResolver()
     names.released.clear()
     abandoned = asyncio.create_task(resolve("missing.example"))
-    await asyncio.sleep(0)
+    await turn_of_the_loop()
     abandoned.cancel()
     await asyncio.gather(abandoned, return_exceptions=True)
     with pytest.raises(OSError, match="no such name"):
@@ -86,7 +85,7 @@ async def test_a_failed_lookup_that_nobody_waits_for_is_forgotten_quietly(names)
 async def test_a_hundred_and_forty_names_that_hang_do_not_use_up_the_places_of_all_others(names):
     resolve = ThreadResolver(slow_seconds=0.05)
     hanging = [asyncio.create_task(resolve(f"slow{number}.example")) for number in range(140)]
-    await asyncio.sleep(0)
+    await turn_of_the_loop()
     async with asyncio.timeout(60):
         assert await resolve("quick.example") == ["192.0.2.1"]
     assert not any(task.done() for task in hanging)
@@ -98,9 +97,8 @@ async def test_a_name_that_was_found_before_is_found_however_many_hang(names):
     resolve = ThreadResolver(young=4, threads=8, slow_seconds=0.05)
     await resolve("quick.example")
     hanging = [asyncio.create_task(resolve(f"slow{number}.example")) for number in range(100)]
+    await until(lambda: len(names.asked) >= 9)
     async with asyncio.timeout(60):
-        while len(names.asked) < 9:
-            await asyncio.sleep(0.005)
         assert await resolve("quick.example") == ["192.0.2.1"]
         # No more threads than there may be, whoever waits for them.
         assert len([name for name in names.asked if name.startswith("slow")]) == 8
@@ -109,13 +107,13 @@ async def test_a_name_that_was_found_before_is_found_however_many_hang(names):
 
 
 async def test_a_name_that_took_long_and_was_not_found_is_left_alone_for_a_moment(names):
-    resolve = ThreadResolver(slow_seconds=0.01)
+    resolve = ThreadResolver(young=1, slow_seconds=0.01)
     names.missing_in_the_end = True
     waiting = asyncio.create_task(resolve("slow.example"))
+    await until(lambda: names.asked)
+    # It took long: the place of the young ones is free again.
+    await until(lambda: not resolve._strangers.young.locked())
     async with asyncio.timeout(60):
-        while not names.asked:
-            await asyncio.sleep(0.005)
-        await asyncio.sleep(0.05)
         names.released.set()
         with pytest.raises(OSError, match="no such name"):
             await waiting

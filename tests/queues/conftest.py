@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -142,11 +141,3 @@ def queue() -> str:
 
 def soon(condition: Callable[[], object], seconds: float = 5) -> None:
     wait_until(condition, seconds)
-
-
-def stays(condition: Callable[[], object], seconds: float = 0.6) -> None:
-    """Something that must not change: looked at again and again for a while."""
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        assert condition()
-        time.sleep(0.05)

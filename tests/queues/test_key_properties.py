@@ -26,6 +26,7 @@ from app.store.queues import QueueBook
 from app.store.settle import Settlement, settle
 from app.store.steer import cancel
 from app.store.sweep import sweep
+from tests.patience import pace, pretend_to_work, until
 
 KEYS = 50
 WORKERS = 4
@@ -113,7 +114,7 @@ class World:
                     self.database, self.dice.choice(sorted(self.accepted)), "default", None
                 )
                 self.gatekeeper.steered(steered)
-            await asyncio.sleep(self.dice.random() * 0.02)
+            await pace(self.dice.random() * 0.02)
 
     async def work(self, number: int) -> None:
         claims = Claims(self.database, QueueBook(self.database))
@@ -127,14 +128,14 @@ class World:
                     self.violations.append(f"{running} leases of {job['concurrency_key']}")
             await asyncio.gather(*(self.run(job) for job in claimed))
             if not claimed:
-                await asyncio.sleep(0.005)
+                await pace(0.005)
 
     async def run(self, job: Any) -> None:
         fate = self.dice.random()
         if fate < 0.1:
             return  # It crashed: nobody will ever settle this.
         overslept = fate < 0.15
-        await asyncio.sleep(LEASE_SECONDS * 3 if overslept else self.dice.random() * 0.03)
+        await pretend_to_work(LEASE_SECONDS * 3 if overslept else self.dice.random() * 0.03)
         verb, more = self.dice.choice(
             [
                 (Verb.COMPLETE, {"result": "null"}),
@@ -156,7 +157,7 @@ class World:
         while not self.over:
             for row in await self.database.fetch(BUSY_KEYS, self.queue, self.rules.max_active):
                 self.violations.append(f"{row['count']} leases of {row['concurrency_key']} at a look")
-            await asyncio.sleep(0.01)
+            await pace(0.01)
 
     async def tidy(self) -> None:
         """What the sweeper and the promoter of a replica do."""
@@ -165,12 +166,13 @@ class World:
             if swept is not None:
                 self.gatekeeper.swept(swept.jobs)
             self.gatekeeper.open_keys((await promote(self.database)).keys)
-            await asyncio.sleep(0.02)
+            await pace(0.02)
 
     async def until_all_have_ended(self) -> None:
-        async with asyncio.timeout(45):
-            while await self.database.fetchval(UNFINISHED, self.queue):
-                await asyncio.sleep(0.02)
+        async def all_have_ended() -> bool:
+            return not await self.database.fetchval(UNFINISHED, self.queue)
+
+        await until(all_have_ended, 45)
 
 
 async def play(url: str, seed: int, chosen: dict[str, Any]) -> World:
