@@ -7,6 +7,7 @@ from foreman_client import AsyncForeman, Worker
 from foreman_client.worker.reach import FARTHEST, ROUNDS_TO_FORGIVE, ROUNDS_TO_TRUST, Reach
 from tests.client.conftest import working
 from tests.conftest import Server
+from tests.patience import until
 
 
 def quick_rounds(reach: Reach, rounds: int) -> None:
@@ -69,18 +70,16 @@ async def test_jobs_that_turn_slow_are_given_back_and_never_run_beyond_the_slots
     async with working(worker), asyncio.timeout(60):
         await slow_began.wait()
 
-        async def active() -> list[int]:
+        async def two_are_active() -> bool:
             jobs = (await aforeman.list_jobs(kind=kind, state=["loading", "working"], limit=200)).jobs
-            return [job.attempt for job in jobs]
+            return [job.attempt for job in jobs] == [1, 1]
 
-        while await active() != [1, 1]:
-            await asyncio.sleep(0.05)
+        await until(two_are_active)
         waiting = (await aforeman.list_jobs(kind=kind, state="queued", limit=200)).jobs
         assert waiting
         assert {job.attempt for job in waiting} == {0}
         go_on.set()
-        while ended < 300:
-            await asyncio.sleep(0.05)
+        await until(lambda: ended == 300)
     assert most == 2
     states = {(await handle.wait(10)).attempt for handle in (handles[0], handles[150], handles[-1])}
     assert states == {1}

@@ -12,6 +12,7 @@ from foreman_client.errors import Unreachable
 from foreman_client.wire import Reply, Request, encode
 from foreman_client.worker.backoff import Backoff
 from foreman_client.worker.settlements import LONGEST_PAUSE, Settlement, Settler
+from tests.patience import turn_of_the_loop
 
 Answer = Callable[[str, dict[str, Any]], Reply]
 
@@ -41,7 +42,7 @@ class Wire:
 
     async def send(self, request: Request) -> Reply:
         # As on a real wire, others get their turn meanwhile.
-        await asyncio.sleep(0)
+        await turn_of_the_loop()
         body = json.loads(request.content or b"{}")
         self.sent.append((request.path, body))
         return self._answer(request.path, body)

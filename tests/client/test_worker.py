@@ -2,8 +2,8 @@
 
 import asyncio
 import threading
-import time
 import uuid
+from datetime import timedelta
 from typing import Any
 
 import asyncpg
@@ -15,6 +15,7 @@ from foreman_client import ActiveJob, AsyncForeman, BlockingActiveJob, Foreman, 
 from foreman_client.worker import shift
 from tests.client.conftest import working
 from tests.conftest import Server
+from tests.patience import for_ever, pace_of_thread, pretend_to_work, until
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ async def test_progress_is_there_once_it_was_awaited(worker, aforeman, kind):
         assert await job.progress(3, 4, step="print", message="page 3")
         assert await job.log("printed")
         go_on.set()
-        await asyncio.sleep(60)
+        await for_ever()
 
     async with working(worker):
         handle = await aforeman.submit(kind)
@@ -148,7 +149,7 @@ async def test_cancelling_a_job_cancels_its_handler(worker, aforeman, kind):
     async def endless(payload, job):
         began.set()
         try:
-            await asyncio.sleep(600)
+            await for_ever()
         except asyncio.CancelledError:
             reasons.append((job.cancelled, job.stop_reason))
             raise
@@ -172,7 +173,7 @@ async def test_a_blocking_handler_is_interrupted_where_it_reports(worker, aforem
         try:
             while True:
                 job.progress(message="still here")
-                time.sleep(0.02)
+                pace_of_thread(0.02)
         except fc.JobInterrupted:
             ended.set()
             raise
@@ -188,9 +189,11 @@ async def test_a_blocking_handler_is_interrupted_where_it_reports(worker, aforem
 
 async def give_up_on_the_lease(server: Server, handle: fc.AsyncJobHandle) -> None:
     """As if the lease had run out: the sweeper gives the job out again. The worker has said before that it began."""
-    async with asyncio.timeout(20):
-        while (await handle.status()).state != "working":
-            await asyncio.sleep(0.01)
+
+    async def it_works() -> bool:
+        return (await handle.status()).state == "working"
+
+    await until(it_works)
     connection = await asyncpg.connect(server.database_url)
     await connection.execute(
         "UPDATE jobs SET lease_expires_at = now() - interval '1 minute', lease_token = 'x' WHERE id = $1",
@@ -218,7 +221,7 @@ async def test_a_lost_lease_cancels_the_handler_and_its_result_does_not_count(
             return "second"
         first_began.set()
         try:
-            await asyncio.sleep(600)
+            await for_ever()
         except asyncio.CancelledError:
             runs.append(job.stop_reason)
             return "first"
@@ -257,10 +260,12 @@ async def test_a_former_run_that_ends_late_does_not_take_the_lease_of_the_next(s
             await second_began.wait()
         first_may_end.set()
         leases: set[Any] = set()
-        async with asyncio.timeout(20):
-            while len(leases) < 4:
-                leases.add((await handle.status()).lease_expires_at)
-                await asyncio.sleep(0.05)
+
+        async def renewed_often() -> bool:
+            leases.add((await handle.status()).lease_expires_at)
+            return len(leases) >= 4
+
+        await until(renewed_often)
         second_may_end.set()
         job = await handle.wait(20)
     assert job.result == 2
@@ -268,14 +273,26 @@ async def test_a_former_run_that_ends_late_does_not_take_the_lease_of_the_next(s
 
 async def test_a_long_job_keeps_its_lease(shared_server, aforeman, kind):
     worker = Worker(shared_server.url, lease_seconds=0.6)
+    began, may_end = asyncio.Event(), asyncio.Event()
 
     @worker.task(kind)
     async def long(payload, job):
-        await asyncio.sleep(2)
+        began.set()
+        await may_end.wait()
         return job.attempt
 
     async with working(worker):
         handle = await aforeman.submit(kind)
+        await asyncio.wait_for(began.wait(), 20)
+        first = (await handle.status()).lease_expires_at
+        assert first is not None
+
+        async def kept_for_three_leases() -> bool:
+            lease = (await handle.status()).lease_expires_at
+            return lease is not None and lease - first > timedelta(seconds=3 * 0.6)
+
+        await until(kept_for_three_leases)
+        may_end.set()
         assert await handle.result(20) == 1
 
 
@@ -283,7 +300,7 @@ async def test_what_takes_longer_than_max_duration_is_tried_again(worker, aforem
     @worker.task(kind, max_duration=0.1)
     async def slow(payload, job):
         if job.attempt == 1:
-            await asyncio.sleep(600)
+            await for_ever()
         return job.attempt
 
     async with working(worker):
@@ -367,9 +384,13 @@ async def test_thousands_of_jobs_run_once_each_over_two_workers(shared_server, a
     entries = [{"kind": kind, "payload": {"n": n}} for n in range(3000)]
     for at in range(0, 3000, 1000):
         await aforeman.submit_many(entries[at : at + 1000])
-    async with working(workers[0]), working(workers[1]), asyncio.timeout(60):
-        while (await aforeman.list_jobs(kind=kind, state=["queued", "loading", "working"], limit=1)).jobs:
-            await asyncio.sleep(0.1)
+
+    async def all_have_ended() -> bool:
+        unfinished = ["queued", "loading", "working"]
+        return not (await aforeman.list_jobs(kind=kind, state=unfinished, limit=1)).jobs
+
+    async with working(workers[0]), working(workers[1]):
+        await until(all_have_ended, 60)
     assert sorted(seen) == list(range(3000))
 
 
@@ -380,7 +401,7 @@ async def test_stopping_lets_short_jobs_finish_and_gives_long_ones_back(shared_s
     @worker.task(kind)
     async def sleeping(payload):
         await both.wait()
-        await asyncio.sleep(payload["seconds"])
+        await pretend_to_work(payload["seconds"])
 
     short = await aforeman.submit(kind, {"seconds": 0.3})
     long = await aforeman.submit(kind, {"seconds": 600})
@@ -398,7 +419,7 @@ async def test_a_second_stop_does_not_wait_for_handlers(shared_server, aforeman,
     @worker.task(kind)
     async def sleeping():
         began.set()
-        await asyncio.sleep(600)
+        await for_ever()
 
     handle = await aforeman.submit(kind)
     task = asyncio.create_task(worker.serve())

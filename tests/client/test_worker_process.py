@@ -13,6 +13,7 @@ import pytest
 from foreman_client import AsyncForeman, Foreman, JobHandle, Worker
 from tests.client.conftest import working
 from tests.conftest import ROOT, MakeServer, Server, wait_until
+from tests.patience import until
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -133,8 +134,7 @@ async def test_a_result_is_kept_while_the_server_is_away_and_handed_in_when_it_i
         server.kill()
         away.set()
         await finished.wait()
-        while "cannot settle" not in caplog.text:
-            await asyncio.sleep(0.02)
+        await until(lambda: "cannot settle" in caplog.text)
         await asyncio.to_thread(server.start)
         job = await handle.wait(30)
         assert (job.result, job.attempt) == ("kept", 1)

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-import time
 from collections.abc import Iterator
 
 import httpx
@@ -17,6 +16,7 @@ from app.targets.registry import FRESH_SECONDS
 from tests.conftest import Server
 from tests.fakes import FakeOllama
 from tests.passthrough.conftest import jobs_of, target_of
+from tests.patience import outlast
 
 HELLO = [{"role": "user", "content": "Hello, world"}]
 SAID = "You said: Hello, world"
@@ -251,7 +251,7 @@ def test_a_model_pulled_a_moment_ago_is_found(
 ) -> None:
     assert "new:latest" not in target_of(foreman)["models"]
     fake.control(models=["llama3.2", "new"])
-    time.sleep(2 * FRESH_SECONDS)  # what was looked at within that time is not looked at again
+    outlast(2 * FRESH_SECONDS)  # what was looked at within that time is not looked at again
     assert client.chat("new", HELLO).message.content == SAID
 
 

@@ -14,6 +14,7 @@ from app.store.database import Database
 from app.store.keys import lock, lock_number
 from app.store.queues import QueueBook, configure
 from app.store.settle import heartbeat
+from tests.patience import until
 from tests.store import invariants
 from tests.store.making import backdate, claim, job, log_of, put, put_one, row_of, running, states_of
 
@@ -340,9 +341,7 @@ async def test_with_more_queues_than_a_round_has_room_for_each_has_its_turn(data
 async def until_blocked(database: Database) -> None:
     """Somebody waits for a lock in this database."""
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    async with asyncio.timeout(25):
-        while await database.fetchval(waiting) is None:
-            await asyncio.sleep(0.01)
+    await until(lambda: database.fetchval(waiting))
 
 
 async def test_a_lease_counts_from_when_the_queues_lock_was_got(database: Database) -> None:

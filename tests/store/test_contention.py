@@ -13,6 +13,7 @@ from app.store.enqueue import Submission, enqueue
 from app.store.settle import Settlement, heartbeat, settle
 from app.store.steer import cancel, delete, revive
 from app.store.sweep import sweep
+from tests.patience import turn_of_the_loop
 from tests.store import invariants
 from tests.store.making import TENANT, claim, job
 
@@ -90,7 +91,7 @@ class Crowd:
         while time.monotonic() < ends:
             await work()
             self.done[name] += 1
-            await asyncio.sleep(0)
+            await turn_of_the_loop()
 
 
 VERBS = {"claim", "complete", "fail", "retry", "rescue", "cancel", "expire", "late_settlement"}

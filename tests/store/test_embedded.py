@@ -26,6 +26,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.store import embedded
 from app.store.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from tests.patience import wait_until
 
 ROOT = os.geteuid() == 0
 only_root = pytest.mark.skipif(not ROOT, reason="needs root")
@@ -84,7 +85,11 @@ class Owner:
         assert self.process.stdout is not None
         self.process.stdout.close()
         if self.postmaster and alive(self.postmaster, self.data_dir):
-            wait_until(lambda: not alive(self.postmaster, self.data_dir), else_do=self.kill_postmaster)
+            try:
+                wait_until(lambda: not alive(self.postmaster, self.data_dir))
+            except AssertionError:
+                self.kill_postmaster()
+                raise
         shutil.rmtree(EmbeddedPostgres(self.data_dir).socket_dir, ignore_errors=True)
 
     def words(self) -> list[str]:
@@ -119,16 +124,6 @@ class Owner:
         while self.words():
             pass
         return self.acknowledged
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 30.0, else_do: Any = None) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            if else_do is not None:
-                else_do()
-            raise AssertionError(f"still waiting after {seconds} s")
-        time.sleep(0.002)
 
 
 def alive(pid: int, data_dir: Path) -> bool:
@@ -242,7 +237,7 @@ def test_a_first_start_makes_role_and_database_and_a_second_is_quick(folder, cap
 def test_killed_during_initdb_the_next_start_begins_anew(folder, sign):
     never_finish = "embedded.Path.rename = lambda *_: time.sleep(60)"
     with Owner(folder, durable=False, before=never_finish) as owner:
-        wait_until(lambda: list(folder.glob(f"postgres.initdb-*/{sign}")))
+        wait_until(lambda: list(folder.glob(f"postgres.initdb-*/{sign}")), every=0.002)
         owner.kill()
         assert not (folder / "postgres").exists()
         with EmbeddedPostgres(folder, durable=False) as server:

@@ -15,7 +15,7 @@ from app.store.database import Database
 from app.store.events import NewEvent, append
 from app.store.outbox import DeliveryFilter, Try, Wanted
 from app.store.settle import Settlement, note_late, settle
-from tests.patience import PATIENCE
+from tests.patience import until
 from tests.store.making import claim_one, job, put, put_one, running
 
 URL = "http://hooks.example:8080/a?b=c"
@@ -67,9 +67,7 @@ async def after_waiting(
     async with database.transaction() as other:
         await other.execute(held, *values)
         task = asyncio.ensure_future(statement)
-        async with asyncio.timeout(30 * PATIENCE):
-            while not await database.fetchval(waiting):
-                await asyncio.sleep(0.01)
+        await until(lambda: database.fetchval(waiting), 30)
     return await task
 
 

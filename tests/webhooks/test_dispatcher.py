@@ -25,7 +25,7 @@ from app.webhooks.schedule import LADDER_SECONDS
 from app.webhooks.send import Sender
 from tests.conftest import free_port
 from tests.outbound.receivers import Receiver, Visit
-from tests.patience import PATIENCE
+from tests.patience import until
 from tests.store.making import claim, job, put, put_one, running
 
 SECRETS = ["whsec_" + base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2, 3)]
@@ -56,15 +56,6 @@ async def dispatching(
     finally:
         await running.stop(1)
         await client.aclose()
-
-
-async def until(condition: Callable[[], Awaitable[Any]], seconds: float = 15) -> Any:
-    """Wait on a condition, with a deadline; what it came to."""
-    ends = time.monotonic() + seconds * PATIENCE
-    while not (found := await condition()):
-        assert time.monotonic() < ends, f"not within {seconds} s"
-        await asyncio.sleep(0.01)
-    return found
 
 
 async def rows(database: Database, job_id: str) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import pytest
 
 from app.outbound import AddressPolicy, GuardedClient, OutboundUnreachable
 from app.webhooks.sign import new_secret, sign
+from tests.patience import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "receivers.md"
 LANGUAGES = {"python": sys.executable, "js": shutil.which("node")}
@@ -101,14 +102,15 @@ async def running(language: str, tmp_path: Path) -> AsyncIterator[Correspondent]
 
 
 async def _until_it_listens(correspondent: Correspondent, process: asyncio.subprocess.Process) -> None:
-    async with asyncio.timeout(20):
-        while True:
-            assert process.returncode is None, "the example ended by itself"
-            try:
-                await correspondent.deliver(0, signature="v1,none")
-                return
-            except OutboundUnreachable:
-                await asyncio.sleep(0.02)
+    async def it_listens() -> bool:
+        assert process.returncode is None, "the example ended by itself"
+        try:
+            await correspondent.deliver(0, signature="v1,none")
+            return True
+        except OutboundUnreachable:
+            return False
+
+    await until(it_listens, 20)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
