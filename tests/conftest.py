@@ -16,7 +16,7 @@ import asyncpg
 import httpx._transports.default as httpx_transport
 import hypothesis
 import pytest
-from httpx._config import DEFAULT_TIMEOUT_CONFIG
+from httpx._config import DEFAULT_TIMEOUT_CONFIG, create_ssl_context
 
 from app.store.database import Database
 from app.store.embedded import EmbeddedPostgres
@@ -32,7 +32,7 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 # Each `httpx.get` reads the list of certificate authorities anew, 30 ms for a call to loopback without TLS.
-httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
+vars(httpx_transport)["create_ssl_context"] = functools.cache(create_ssl_context)
 # What is given when a call names no time-out: five seconds is a measurement, and this one ends what hangs.
 for each in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, each, 60.0)
@@ -194,7 +194,7 @@ class Server:
                 self.process.kill()
                 self.process.wait()
                 raise
-        return self.process.returncode
+        return int(self.process.returncode)
 
     def log(self) -> str:
         return self.log_path.read_text() if self.log_path.exists() else ""

@@ -157,7 +157,7 @@ def test_ci_stops_at_the_first_failure(tmp_path):
 
 
 @pytest.fixture
-def checkout(tmp_path) -> Path:
+def checkout(tmp_path: Path) -> Path:
     """A checkout without an environment, in a folder with a space in its name."""
     folder = tmp_path / "a checkout"
     folder.mkdir()
@@ -230,7 +230,7 @@ def test_without_a_suitable_python_make_says_which_one_it_needs(checkout):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     answer = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder)
     assert answer.returncode == 0, answer.stdout + answer.stderr

@@ -10,7 +10,7 @@ FAIL = ("--payload", '{"options": {"echo_fail": "permanent"}}')
 def failed_job(foreman: Foreman, queue: str) -> str:
     outcome = foreman("submit", "--model", "echo", "--queue", queue, "--wait", "--json", "x", *FAIL)
     assert outcome.code == 1
-    return outcome.json()["job_id"]
+    return str(outcome.json()["job_id"])
 
 
 def test_a_queue_is_configured_setting_by_setting(foreman: Foreman):

@@ -1,6 +1,7 @@
 """A worker to be stopped, frozen and killed: says when it begins, sleeps as long as the job says."""
 
 import sys
+from typing import Any
 
 from foreman_client import ActiveJob, Worker
 from tests.patience import pretend_to_work
@@ -10,7 +11,7 @@ worker = Worker(url, lease_seconds=float(lease_seconds))
 
 
 @worker.task(kind)
-async def sleep(payload: dict, job: ActiveJob) -> dict:
+async def sleep(payload: dict[str, Any], job: ActiveJob) -> dict[str, Any]:
     sys.stdout.write(f"{job.job_id} {job.attempt}\n")
     sys.stdout.flush()
     await pretend_to_work(payload["seconds"])

@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from decimal import Decimal
+from typing import Any
 
 import httpx
 import pytest
@@ -186,7 +187,7 @@ def test_a_number_of_any_length_breaks_neither_reader_nor_worker(
     worker = Worker(shared_server.url)
 
     @worker.task(kind)
-    async def handle(payload: dict, job: ActiveJob) -> dict:
+    async def handle(payload: dict[str, Any], job: ActiveJob) -> dict[str, Any]:
         seen.append(payload["n"])
         return payload
 

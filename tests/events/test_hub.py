@@ -27,8 +27,7 @@ async def hubs(database: Database, database_url: str) -> AsyncIterator[tuple[Hub
     pair = Hub(database, database_url, 60), Hub(database, database_url, 60)
     for hub in pair:
         hub.start()
-    for hub in pair:
-        await until(lambda hub=hub: hub._connection)
+    await until(lambda: all(hub._connection for hub in pair))
     yield pair
     for hub in pair:
         await hub.stop()

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -119,7 +120,7 @@ LONG = [
 
 @pytest.mark.parametrize(("command", "kind", "payload"), LONG)
 def test_a_cancelled_job_stops_and_the_worker_goes_on(
-    foreman: Foreman, start: Start, command: tuple[str, ...], kind: str, payload: dict
+    foreman: Foreman, start: Start, command: tuple[str, ...], kind: str, payload: dict[str, Any]
 ):
     process = start(*command)
     handle = foreman.submit(kind, payload)
@@ -133,7 +134,7 @@ def test_a_cancelled_job_stops_and_the_worker_goes_on(
 
 @pytest.mark.parametrize(("command", "kind", "payload"), LONG)
 def test_a_worker_that_is_told_to_leave_gives_its_job_back(
-    foreman: Foreman, start: Start, command: tuple[str, ...], kind: str, payload: dict
+    foreman: Foreman, start: Start, command: tuple[str, ...], kind: str, payload: dict[str, Any]
 ):
     process = start(*command)
     handle = foreman.submit(kind, payload)

@@ -83,7 +83,8 @@ async def run(executor: HttpExecutor, payload: dict[str, Any] | str, **changes: 
 async def result_of(executor: HttpExecutor, payload: dict[str, Any], **changes: Any) -> dict[str, Any]:
     outcome = await run(executor, payload, **changes)
     assert isinstance(outcome, Succeeded), outcome
-    return json.loads(outcome.result)
+    answered: dict[str, Any] = json.loads(outcome.result)
+    return answered
 
 
 def answer(body: bytes, content_type: str = "text/plain", status: int = 200, extra: str = "") -> bytes:
@@ -357,7 +358,10 @@ async def submitted(server: Server, payload: dict[str, Any], **fields: Any) -> h
 
 async def finished(server: Server, job_id: str) -> dict[str, Any]:
     async with httpx.AsyncClient(timeout=30) as client:
-        return (await client.get(f"{server.url}/jobs/{job_id}", params={"wait": 20})).json()
+        answered: dict[str, Any] = (
+            await client.get(f"{server.url}/jobs/{job_id}", params={"wait": 20})
+        ).json()
+        return answered
 
 
 async def test_a_job_of_kind_http_makes_its_call_and_keeps_the_answer(server: Server) -> None:

@@ -130,7 +130,8 @@ class FakeOllama(ChildProcess):
         return answer
 
     def stats(self) -> dict[str, Any]:
-        return self._call("GET", None)["stats"]
+        answered: dict[str, Any] = self._call("GET", None)["stats"]
+        return answered
 
     def log(self, *events: str) -> list[dict[str, Any]]:
         """What happened, oldest first: `load`, `chat`, `generate`, `embed`, `loaded`, `unloaded` …"""
@@ -152,7 +153,7 @@ class FakeOllama(ChildProcess):
         try:
             connection.request(method, "/_control", body)
             response = connection.getresponse()
-            answer = json.loads(response.read())
+            answer: dict[str, Any] = json.loads(response.read())
         finally:
             connection.close()
         if response.status != 200:

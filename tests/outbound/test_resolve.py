@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ class SlowNames:
         self.released = threading.Event()
         self.missing_in_the_end = False
 
-    def __call__(self, host: str, port: object, **_: object) -> list:
+    def __call__(self, host: str, port: object, **_: object) -> list[Any]:
         self.asked.append(host)
         if host.startswith("slow"):
             self.released.wait(100)

@@ -1,5 +1,7 @@
 """Dead letters and bulk operations."""
 
+from typing import Any
+
 import pytest
 
 from app.jobs.ids import new_id
@@ -25,10 +27,11 @@ def dead_letters(call: Caller, queue: str, number: int = 1, **fields: object) ->
     return ids
 
 
-def run(call: Caller, path: str, **body: object) -> dict:
+def run(call: Caller, path: str, **body: object) -> dict[str, Any]:
     answer = call.http.post(path, json=body, headers={"prefer": "wait=20"}, timeout=30)
     assert answer.status_code == 200, answer.text
-    return answer.json()
+    answered: dict[str, Any] = answer.json()
+    return answered
 
 
 def test_failed_jobs_are_listed_newest_first(call: Caller, queue: str) -> None:
@@ -140,7 +143,7 @@ def test_bulk_retry_visits_each_job_once(call: Caller, queue: str) -> None:
         {"action": "delete", "filter": {}, "dry_run": "maybe"},
     ],
 )
-def test_a_wrong_bulk_request_is_422(call: Caller, body: dict) -> None:
+def test_a_wrong_bulk_request_is_422(call: Caller, body: dict[str, Any]) -> None:
     answer = call.http.post("/bulk-operations", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
 

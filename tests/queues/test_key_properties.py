@@ -136,17 +136,16 @@ class World:
             return  # It crashed: nobody will ever settle this.
         overslept = fate < 0.15
         await pretend_to_work(LEASE_SECONDS * 3 if overslept else self.dice.random() * 0.03)
-        verb, more = self.dice.choice(
-            [
-                (Verb.COMPLETE, {"result": "null"}),
-                (Verb.COMPLETE, {"result": "null"}),
-                (Verb.COMPLETE, {"result": "null"}),
-                (Verb.FAIL, {}),
-                (Verb.RETRY, {"delay_seconds": 0.02}),
-                (Verb.RETRY, {"delay_seconds": 0.0}),
-                (Verb.RELEASE, {}),
-            ]
-        )
+        endings: list[tuple[Verb, dict[str, Any]]] = [
+            (Verb.COMPLETE, {"result": "null"}),
+            (Verb.COMPLETE, {"result": "null"}),
+            (Verb.COMPLETE, {"result": "null"}),
+            (Verb.FAIL, {}),
+            (Verb.RETRY, {"delay_seconds": 0.02}),
+            (Verb.RETRY, {"delay_seconds": 0.0}),
+            (Verb.RELEASE, {}),
+        ]
+        verb, more = self.dice.choice(endings)
         [settled] = await settle(self.database, [Settlement(job["id"], job["lease_token"], verb, **more)])
         if settled.ok:
             self.gatekeeper.settled([settled])

@@ -20,7 +20,8 @@ def test_a_missing_pointer_is_422_with_the_pointer(call: Caller, queue: str) -> 
 
 def test_a_pointer_to_no_scalar_is_422_with_the_pointer(call: Caller, queue: str) -> None:
     call.configure(queue, key=KEY)
-    for value in ({}, [], None):
+    values: tuple[object, ...] = ({}, [], None)
+    for value in values:
         answer = call.post(queue, {"origin": value})
         assert answer.status_code == 422
         assert answer.json()["errors"][0]["pointer"] == "/origin"
@@ -275,7 +276,7 @@ def test_raising_max_active_lets_more_in_and_lowering_it_loses_nothing(call: Cal
     ids = [call.submit(queue, {"origin": "acme"}) for _ in range(6)]
     call.configure(queue, key=KEY, max_active=1, max_queued=10)
     soon(lambda: call.queue(queue)["ready"] == 1)
-    seen = []
+    seen: list[str] = []
     while len(seen) < 3:
         claimed = call.claim(queue, limit=10, wait=5)
         assert len(claimed) == 1

@@ -62,7 +62,7 @@ def test_max_running_holds_over_two_replicas(make_server, queue: str) -> None:
             nonlocal most
             counts = http.get(f"{servers[0].url}/queues/{queue}").json()["counts"]
             most = max(most, counts["loading"] + counts["working"])
-            return counts["done"] == len(ids)
+            return bool(counts["done"] == len(ids))
 
         soon(all_done, seconds=20)
         assert 1 <= most <= 2

@@ -87,7 +87,8 @@ def explain(url: str, statement: str, *arguments: Any, before: str = "") -> tupl
             await transaction.rollback()
         finally:
             await connection.close()
-        return json.loads(text)[0]["Plan"]
+        answered: dict[str, Any] = json.loads(text)[0]["Plan"]
+        return answered
 
     plan = asyncio.run(run())
     return plan, plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
@@ -120,7 +121,9 @@ QUEUES = ["keyed"] * 100
     ],
     ids=["places", "oldest", "ready_next", "with_waiting"],
 )
-def test_a_hundred_free_keys_are_a_hundred_look_ups(filled: str, statement: str, arguments: tuple) -> None:
+def test_a_hundred_free_keys_are_a_hundred_look_ups(
+    filled: str, statement: str, arguments: tuple[Any, ...]
+) -> None:
     plan, buffers = explain(filled, statement, *arguments)
     assert not scans_jobs_whole(plan)
     assert buffers < 100 * 25
@@ -159,7 +162,9 @@ def test_a_fair_claim_reads_what_it_takes(filled: str) -> None:
     ],
     ids=["promote", "next_due", "running", "depth", "over_in_queue", "over_of_all"],
 )
-def test_nothing_else_reads_the_table_whole(filled: str, statement: str, arguments: tuple, most: int) -> None:
+def test_nothing_else_reads_the_table_whole(
+    filled: str, statement: str, arguments: tuple[Any, ...], most: int
+) -> None:
     plan, buffers = explain(filled, statement, *arguments)
     assert not scans_jobs_whole(plan)
     assert buffers < most

@@ -3,6 +3,7 @@
 import itertools
 import os
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import httpx
 import pytest
@@ -18,8 +19,11 @@ JOB = {"kind": "noop"}
 SCHEDULE_SECONDS = int(os.environ.get("SCHEDULE_SECONDS", "9"))
 
 
-def made_by(call: Caller, name: str) -> list[dict]:
-    return call.http.get("/jobs", params={"metadata.schedule": name, "limit": 200}).json()["jobs"]
+def made_by(call: Caller, name: str) -> list[dict[str, Any]]:
+    answered: list[dict[str, Any]] = call.http.get(
+        "/jobs", params={"metadata.schedule": name, "limit": 200}
+    ).json()["jobs"]
+    return answered
 
 
 def test_a_schedule_makes_a_job_at_each_tick(call: Caller, queue: str) -> None:
@@ -100,7 +104,7 @@ def test_an_unknown_time_zone_is_422(call: Caller, queue: str, zone: str) -> Non
         {"cron": 5, "job": JOB},
     ],
 )
-def test_a_wrong_schedule_is_422(call: Caller, queue: str, body: dict) -> None:
+def test_a_wrong_schedule_is_422(call: Caller, queue: str, body: dict[str, Any]) -> None:
     assert call.http.put(f"/schedules/{queue}", json=body).status_code == 422
     assert call.http.put("/schedules/-", json={"cron": "* * * * *", "job": JOB}).status_code == 422
 
@@ -180,9 +184,10 @@ def _gaps(created: list[datetime]) -> list[timedelta]:
     return [later - earlier for earlier, later in itertools.pairwise(created)]
 
 
-def _jobs(server: Server, name: str) -> list[dict]:
+def _jobs(server: Server, name: str) -> list[dict[str, Any]]:
     answer = httpx.get(f"{server.url}/jobs", params={"metadata.schedule": name, "limit": 200})
-    return answer.json()["jobs"]
+    answered: list[dict[str, Any]] = answer.json()["jobs"]
+    return answered
 
 
 NOON = datetime(2024, 6, 1, 12, tzinfo=UTC)
@@ -206,7 +211,9 @@ def test_ticks_follow_the_clock_on_the_wall() -> None:
     before = datetime(2024, 3, 30, 12, tzinfo=UTC)
     ticks = [before]
     for _ in range(3):
-        ticks.append(next_tick("30 2 * * *", "Europe/Berlin", ticks[-1]))
+        tick = next_tick("30 2 * * *", "Europe/Berlin", ticks[-1])
+        assert tick is not None
+        ticks.append(tick)
     # On the 31st there is no half past two; the tick comes right after the gap.
     assert [tick.isoformat() for tick in ticks[1:]] == [
         "2024-03-31T01:00:00+00:00",

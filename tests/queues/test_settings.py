@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
@@ -86,7 +87,7 @@ def test_a_queue_is_known_as_soon_as_it_has_had_a_job(call: Caller, queue: str) 
     ],
 )
 def test_wrong_or_contradictory_settings_are_422_and_say_which(
-    call: Caller, queue: str, settings: dict, field: str
+    call: Caller, queue: str, settings: dict[str, Any], field: str
 ) -> None:
     answer = call.http.put(f"/queues/{queue}", json=settings)
     assert answer.status_code == 422

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -403,7 +404,7 @@ async def test_a_queue_whose_claim_fails_is_left_alone_for_a_growing_while(
         pauses.append(claims.closed_seconds("default") or 0)
         # Meanwhile nobody asks the database.
         assert await claim(database, claims=claims) == []
-        monkeypatch.setattr(claims_module.time, "monotonic", _later(claims_module.time.monotonic, 60))
+        monkeypatch.setattr(time, "monotonic", _later(time.monotonic, 60))
     assert pauses == sorted(pauses)
     assert pauses[2] > 2 * pauses[0]
     await database.execute("UPDATE jobs SET max_duration_seconds = NULL")

@@ -346,11 +346,10 @@ async def test_a_dead_receiver_opens_its_circuit_and_is_probed_until_it_is_back(
         receiver._server = await asyncio.start_server(receiver._serve, "127.0.0.1", port)
         try:
             # Those that were not tried lost no rung of their ladder: they leave as soon as it is back.
+            delivered = "SELECT count(*) >= $1 FROM deliveries WHERE state = 'delivered'"
+
             async def untried_are_delivered() -> bool:
-                return (
-                    await database.fetchval("SELECT count(*) FROM deliveries WHERE state = 'delivered'")
-                    >= untouched
-                )
+                return bool(await database.fetchval(delivered, untouched))
 
             await until(untried_are_delivered)
         finally:
@@ -373,7 +372,7 @@ async def test_while_the_circuit_is_open_what_is_long_overdue_counts_as_tried(da
         await database.execute("UPDATE deliveries SET next_try_at = now() - interval '2 min'")
 
         async def all_waiting() -> bool:
-            return await database.fetchval("SELECT count(*) FROM deliveries WHERE next_try_at <= now()") == 0
+            return not await database.fetchval("SELECT count(*) FROM deliveries WHERE next_try_at <= now()")
 
         await until(all_waiting)
         error = await database.fetchval(
