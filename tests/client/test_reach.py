@@ -2,6 +2,7 @@
 
 import asyncio
 import uuid
+from typing import Any
 
 from foreman_client import AsyncForeman, Worker
 from foreman_client.worker.reach import FARTHEST, ROUNDS_TO_FORGIVE, ROUNDS_TO_TRUST, Reach
@@ -15,7 +16,7 @@ def quick_rounds(reach: Reach, rounds: int) -> None:
         reach.learn(full=True, all_ended=True, gave_back=False)
 
 
-def test_claims_take_the_free_slots_only_until_handlers_have_proved_quick():
+def test_claims_take_the_free_slots_only_until_handlers_have_proved_quick() -> None:
     reach = Reach()
     quick_rounds(reach, ROUNDS_TO_TRUST - 1)
     assert reach.beyond(10) == 0
@@ -27,7 +28,7 @@ def test_claims_take_the_free_slots_only_until_handlers_have_proved_quick():
     assert reach.beyond(10) == FARTHEST
 
 
-def test_a_handler_that_waits_or_an_empty_queue_ends_it():
+def test_a_handler_that_waits_or_an_empty_queue_ends_it() -> None:
     for learned in ({"full": True, "all_ended": False}, {"full": False, "all_ended": True}):
         reach = Reach()
         quick_rounds(reach, 10)
@@ -35,7 +36,7 @@ def test_a_handler_that_waits_or_an_empty_queue_ends_it():
         assert reach.beyond(10) == 0
 
 
-def test_having_had_to_give_jobs_back_is_remembered():
+def test_having_had_to_give_jobs_back_is_remembered() -> None:
     reach = Reach()
     quick_rounds(reach, 10)
     reach.learn(full=True, all_ended=False, gave_back=True)
@@ -47,14 +48,14 @@ def test_having_had_to_give_jobs_back_is_remembered():
 
 async def test_jobs_that_turn_slow_are_given_back_and_never_run_beyond_the_slots(
     shared_server: Server, aforeman: AsyncForeman
-):
+) -> None:
     kind = f"turns-{uuid.uuid4().hex[:8]}"
     worker = Worker(shared_server.url, concurrency=2)
     running, most, ended = 0, 0, 0
     slow_began, go_on = asyncio.Event(), asyncio.Event()
 
     @worker.task(kind)
-    async def turning(payload):
+    async def turning(payload: Any) -> None:
         nonlocal running, most, ended
         running += 1
         most = max(most, running)

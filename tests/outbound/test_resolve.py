@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -32,23 +33,23 @@ class SlowNames:
 
 
 @pytest.fixture
-def names(monkeypatch):
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowNames]:
     slow = SlowNames()
     monkeypatch.setattr(socket, "getaddrinfo", slow)
     yield slow
     slow.released.set()
 
 
-async def test_the_system_resolves_localhost():
+async def test_the_system_resolves_localhost() -> None:
     assert set(await ThreadResolver()("localhost")) <= {"127.0.0.1", "::1"}
 
 
-async def test_an_unknown_name_is_an_os_error(names):
+async def test_an_unknown_name_is_an_os_error(names: SlowNames) -> None:
     with pytest.raises(OSError, match="no such name"):
         await ThreadResolver()("missing.example")
 
 
-async def test_names_that_hang_do_not_keep_others_waiting(names):
+async def test_names_that_hang_do_not_keep_others_waiting(names: SlowNames) -> None:
     resolve = ThreadResolver()
     hanging = [asyncio.create_task(resolve(f"slow{number}.example")) for number in range(40)]
     async with asyncio.timeout(5):
@@ -58,7 +59,7 @@ async def test_names_that_hang_do_not_keep_others_waiting(names):
     assert await asyncio.gather(*hanging) == [["192.0.2.1"]] * 40
 
 
-async def test_all_who_ask_for_a_name_at_once_share_one_lookup(names):
+async def test_all_who_ask_for_a_name_at_once_share_one_lookup(names: SlowNames) -> None:
     resolve = ThreadResolver()
     waiting = [asyncio.create_task(resolve("slow.example")) for _ in range(50)]
     await until(lambda: names.asked)
@@ -72,7 +73,7 @@ async def test_all_who_ask_for_a_name_at_once_share_one_lookup(names):
     assert names.asked == ["slow.example"] * 2  # nothing is cached
 
 
-async def test_a_failed_lookup_that_nobody_waits_for_is_forgotten_quietly(names):
+async def test_a_failed_lookup_that_nobody_waits_for_is_forgotten_quietly(names: SlowNames) -> None:
     resolve = ThreadResolver()
     names.released.clear()
     abandoned = asyncio.create_task(resolve("missing.example"))
@@ -83,7 +84,9 @@ async def test_a_failed_lookup_that_nobody_waits_for_is_forgotten_quietly(names)
         await resolve("missing.example")
 
 
-async def test_a_hundred_and_forty_names_that_hang_do_not_use_up_the_places_of_all_others(names):
+async def test_a_hundred_and_forty_names_that_hang_do_not_use_up_the_places_of_all_others(
+    names: SlowNames,
+) -> None:
     resolve = ThreadResolver(slow_seconds=0.05)
     hanging = [asyncio.create_task(resolve(f"slow{number}.example")) for number in range(140)]
     await turn_of_the_loop()
@@ -94,7 +97,7 @@ async def test_a_hundred_and_forty_names_that_hang_do_not_use_up_the_places_of_a
     assert await asyncio.gather(*hanging) == [["192.0.2.1"]] * 140
 
 
-async def test_a_name_that_was_found_before_is_found_however_many_hang(names):
+async def test_a_name_that_was_found_before_is_found_however_many_hang(names: SlowNames) -> None:
     resolve = ThreadResolver(young=4, threads=8, slow_seconds=0.05)
     await resolve("quick.example")
     hanging = [asyncio.create_task(resolve(f"slow{number}.example")) for number in range(100)]
@@ -107,7 +110,7 @@ async def test_a_name_that_was_found_before_is_found_however_many_hang(names):
     await asyncio.gather(*hanging)
 
 
-async def test_a_name_that_took_long_and_was_not_found_is_left_alone_for_a_moment(names):
+async def test_a_name_that_took_long_and_was_not_found_is_left_alone_for_a_moment(names: SlowNames) -> None:
     resolve = ThreadResolver(young=1, slow_seconds=0.01)
     names.missing_in_the_end = True
     waiting = asyncio.create_task(resolve("slow.example"))

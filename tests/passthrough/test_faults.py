@@ -9,7 +9,7 @@ import orjson
 import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
-from tests.conftest import Server, wait_until
+from tests.conftest import MakeServer, Server, wait_until
 from tests.fakes import FakeOllama
 from tests.fakes.openai_llama import MODEL, LlamaServer
 from tests.passthrough.conftest import job_of, jobs_of, target_of
@@ -203,7 +203,7 @@ def test_the_built_in_echo_is_served_on_both_surfaces_while_there_is_no_target(s
         assert len(spoken.embeddings.create(model="echo", input="x").data) == 1
 
 
-def test_browser_clients_need_to_be_allowed(make_server, fake: FakeOllama) -> None:
+def test_browser_clients_need_to_be_allowed(make_server: MakeServer, fake: FakeOllama) -> None:
     open_to = make_server(FOREMAN_CORS_ORIGINS="https://chat.example")
     headers = {"origin": "https://chat.example", "access-control-request-method": "POST"}
     allowed = httpx.options(f"{open_to.url}/api/chat", headers=headers)
@@ -212,7 +212,7 @@ def test_browser_clients_need_to_be_allowed(make_server, fake: FakeOllama) -> No
     assert "access-control-allow-origin" not in other.headers
 
 
-def test_a_real_llama_cpp_serves_clients_of_both_dialects(make_server) -> None:
+def test_a_real_llama_cpp_serves_clients_of_both_dialects(make_server: MakeServer) -> None:
     with LlamaServer() as llama:
         server = make_server()
         httpx.put(

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from app.jobs.ids import new_id
+from tests.conftest import MakeServer
 from tests.queues.conftest import Caller, soon
 
 
@@ -160,7 +161,7 @@ def test_a_bulk_operation_can_be_stopped(call: Caller, queue: str) -> None:
     ]
 
 
-def test_an_operation_goes_on_after_its_replica_was_killed(make_server, queue: str) -> None:
+def test_an_operation_goes_on_after_its_replica_was_killed(make_server: MakeServer, queue: str) -> None:
     import httpx
 
     first = make_server(FOREMAN_ROLE="api")

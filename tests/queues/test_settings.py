@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import Server
+from tests.conftest import MakeServer, Server
 from tests.queues.conftest import Caller, soon
 
 
@@ -175,7 +175,7 @@ def test_a_schema_also_holds_for_chat_bodies(call: Caller, queue: str) -> None:
     assert (good.status_code, bad.status_code) == (202, 422)
 
 
-def test_a_change_counts_on_every_replica_within_a_second(make_server, queue: str) -> None:
+def test_a_change_counts_on_every_replica_within_a_second(make_server: MakeServer, queue: str) -> None:
     one, two = make_server(), make_server()
     with httpx.Client(timeout=10) as http:
         body = {"kind": "work", "queue": queue, "payload": {}}

@@ -114,7 +114,7 @@ async def _until_it_listens(correspondent: Correspondent, process: asyncio.subpr
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_the_example_takes_what_is_signed_once_and_in_order(language, tmp_path):
+async def test_the_example_takes_what_is_signed_once_and_in_order(language: str, tmp_path: Path) -> None:
     async with running(language, tmp_path) as example:
         assert await example.deliver(1) == 204
         assert await example.printed() == "01J 1 wörking"
@@ -127,7 +127,7 @@ async def test_the_example_takes_what_is_signed_once_and_in_order(language, tmp_
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_the_example_refuses_what_it_cannot_trust(language, tmp_path):
+async def test_the_example_refuses_what_it_cannot_trust(language: str, tmp_path: Path) -> None:
     async with running(language, tmp_path) as example:
         assert await example.deliver(1, secrets=[new_secret()]) == 401
         assert await example.deliver(1, age=400) == 401
@@ -143,7 +143,7 @@ async def test_the_example_refuses_what_it_cannot_trust(language, tmp_path):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_the_verifying_part_of_the_example_is_about_ten_lines(language):
+def test_the_verifying_part_of_the_example_is_about_ten_lines(language: str) -> None:
     source = program(language)
     verifying = source[source.index("verified(headers, body)") :].split("\n\n")[0].splitlines()
     assert len(verifying) <= 10
