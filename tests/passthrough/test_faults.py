@@ -49,7 +49,7 @@ def test_a_target_that_answers_badly_is_tried_again_and_then_given_up_on(
 
 
 def test_a_busy_target_costs_no_attempt(foreman: Server, fake: FakeOllama) -> None:
-    fake.control(faults=[{"kind": "busy", "times": 1}])
+    fake.control(faults=[{"kind": "busy", "path": "/api/chat", "times": 1}])
     job = job_of(foreman, submit(foreman), 30)
     assert (job["state"], job["attempt"], job["deferrals"]) == ("done", 1, 1)
 
