@@ -7,7 +7,6 @@ import os
 import signal
 import socket
 import subprocess
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,13 +16,12 @@ import asyncpg
 import httpx._transports.default as httpx_transport
 import hypothesis
 import pytest
-from httpx._config import DEFAULT_TIMEOUT_CONFIG
+from httpx._config import DEFAULT_TIMEOUT_CONFIG, create_ssl_context
 
 from app.embedded import EmbeddedPostgres
 from app.store.database import Database
 from app.store.migrate import migrate
-from tests import forkserver
-from tests.patience import PATIENCE
+from tests import forkserver, patience
 from tests.sharing import FolderShare, folder_share
 from tests.signals import let_children_hear
 
@@ -34,11 +32,13 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("any machine")
 # Each `httpx.get` reads the list of certificate authorities anew, 30 ms for a call to loopback without TLS.
-httpx_transport.create_ssl_context = functools.cache(httpx_transport.create_ssl_context)
+vars(httpx_transport)["create_ssl_context"] = functools.cache(create_ssl_context)
 # What is given when a call names no time-out: five seconds is a measurement, and this one ends what hangs.
 for each in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, each, 60.0)
 
+# Where most tests know it from.
+wait_until = patience.wait_until
 ROOT = Path(__file__).resolve().parent.parent
 TEMPLATE = "template_foreman"
 
@@ -194,7 +194,7 @@ class Server:
                 self.process.kill()
                 self.process.wait()
                 raise
-        return self.process.returncode
+        return int(self.process.returncode)
 
     def log(self) -> str:
         return self.log_path.read_text() if self.log_path.exists() else ""
@@ -224,14 +224,3 @@ def make_server(database_url: str, tmp_path: Path) -> Iterator[MakeServer]:
 @pytest.fixture
 def server(make_server: MakeServer) -> Server:
     return make_server()
-
-
-def wait_until(
-    condition: Callable[[], object], seconds: float = 10, explain: Callable[[], str] | None = None
-) -> None:
-    """Wait on a condition, with a deadline: as long as a quiet machine may need, times what a busy one may."""
-    ends = time.monotonic() + seconds * PATIENCE
-    while not condition():
-        if time.monotonic() > ends:
-            raise AssertionError(explain() if explain else f"not within {seconds} s: {condition}")
-        time.sleep(0.02)

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,16 +17,17 @@ from benchmarks.http_load import load
 from benchmarks.lab import FULL, QUICK, Lab
 from benchmarks.measuring import closed_loop, departures, percentile
 from benchmarks.steal import Meter
+from tests.patience import pretend_to_work
 
 ROOT = Path(__file__).resolve().parent.parent
 RATE = Metric("per_second", "jobs/s", "higher")
 DELAY = Metric("p50_ms", "p50 ms", "lower")
 
 
-def test_a_quick_run_brings_numbers_out_of_every_benchmark(tmp_path):
+def test_a_quick_run_brings_numbers_out_of_every_benchmark(tmp_path: Path) -> None:
     numbers = tmp_path / "numbers.json"
     own_systems = ["foreman", "bare route", "raw inserts"]
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--json", numbers]
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--json", str(numbers)]
 
     done = subprocess.run(
         command + [word for system in own_systems for word in ("--only", system)],
@@ -48,7 +50,7 @@ def test_a_quick_run_brings_numbers_out_of_every_benchmark(tmp_path):
     assert measured["passthrough"]["medians"]["foreman"]["ttft_p50_ms_1"] > 70
 
 
-def test_an_unknown_benchmark_is_refused_with_the_names_there_are():
+def test_an_unknown_benchmark_is_refused_with_the_names_there_are() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks", "speed"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -97,7 +99,7 @@ async def answering(answer: Callable[[asyncio.StreamWriter], None]) -> AsyncIter
         await asyncio.gather(*(connection for connection in connections if connection is not None))
 
 
-async def short_load(port: int):
+async def short_load(port: int) -> Any:
     return await load(
         port=port,
         path="/jobs",
@@ -110,7 +112,7 @@ async def short_load(port: int):
     )
 
 
-async def test_the_load_generator_counts_answers_that_arrive_in_pieces_once():
+async def test_the_load_generator_counts_answers_that_arrive_in_pieces_once() -> None:
     def in_pieces(writer: asyncio.StreamWriter) -> None:
         for piece in (b"HTTP/1.1 202 Accepted\r\nConte", b"nt-Length: 4\r\n", b"\r\nab", b"cd"):
             writer.write(piece)
@@ -122,7 +124,7 @@ async def test_the_load_generator_counts_answers_that_arrive_in_pieces_once():
     assert set(bodies) == {b'{"kind":"noop"}'}
 
 
-async def test_a_refusal_is_an_error_and_not_a_fast_answer():
+async def test_a_refusal_is_an_error_and_not_a_fast_answer() -> None:
     def busy(writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n\r\nbusy")
 
@@ -131,12 +133,12 @@ async def test_a_refusal_is_an_error_and_not_a_fast_answer():
             await short_load(port)
 
 
-async def test_only_calls_that_end_inside_the_window_count():
+async def test_only_calls_that_end_inside_the_window_count() -> None:
     ended = 0
 
     async def call() -> None:
         nonlocal ended
-        await asyncio.sleep(0.01)
+        await pretend_to_work(0.01)
         ended += 1
 
     numbers = await closed_loop([call] * 4, warmup=0.1, seconds=0.2)
@@ -145,7 +147,7 @@ async def test_only_calls_that_end_inside_the_window_count():
     assert numbers["p50_ms"] >= 10
 
 
-def test_departures_keep_the_rate_and_their_order():
+def test_departures_keep_the_rate_and_their_order() -> None:
     moments = departures(rate=50, seconds=10)
 
     assert len(moments) == 500
@@ -154,7 +156,7 @@ def test_departures_keep_the_rate_and_their_order():
     assert moments[-1] <= 10
 
 
-def test_a_percentile_is_a_value_that_was_seen():
+def test_a_percentile_is_a_value_that_was_seen() -> None:
     assert percentile([4, 1, 3, 2], 0.5) == 3
     assert percentile(range(100), 0.99) == 99
     with pytest.raises(ValueError, match="no values"):
@@ -170,21 +172,21 @@ def results_of(*rounds: dict[str, float]) -> Results:
     return Results(benchmark, rounds=measured)
 
 
-def test_ratios_are_taken_within_a_round():
+def test_ratios_are_taken_within_a_round() -> None:
     results = results_of({"ours": 10, "theirs": 5}, {"ours": 30, "theirs": 10}, {"ours": 8, "theirs": 8})
 
     assert results.ratios("theirs", "per_second") == [2, 3, 1]
     assert results.median("ours", "per_second") == 10
 
 
-def test_a_round_in_which_one_was_missing_makes_no_ratio():
+def test_a_round_in_which_one_was_missing_makes_no_ratio() -> None:
     results = results_of({"ours": 10}, {"theirs": 5}, {"ours": 9, "theirs": 3})
 
     assert results.ratios("theirs", "per_second") == [3]
     assert results.ratios("theirs", "p50_ms") == []
 
 
-def test_an_aim_knows_which_way_is_better():
+def test_an_aim_knows_which_way_is_better() -> None:
     benchmark = results_of().benchmark
 
     assert benchmark.reached(Aim("theirs", "per_second", 0.4), 0.5)
@@ -193,7 +195,7 @@ def test_an_aim_knows_which_way_is_better():
     assert not benchmark.reached(Aim("theirs", "p50_ms", 1.0), 1.5)
 
 
-async def test_systems_take_turns_and_one_that_fails_leaves_the_others_their_numbers(tmp_path):
+async def test_systems_take_turns_and_one_that_fails_leaves_the_others_their_numbers(tmp_path: Path) -> None:
     turns: list[str] = []
 
     def system(name: str, *, fails: bool = False) -> System:
@@ -219,7 +221,9 @@ async def test_systems_take_turns_and_one_that_fails_leaves_the_others_their_num
     [([0, 1], 1, 1.0), ([9, 0.5], 2, 2.0), ([9, 3, 7, 8, 0], 4, 2.0)],
     ids=["left alone", "disturbed once", "never left alone"],
 )
-async def test_a_turn_that_the_host_disturbed_is_taken_again(tmp_path, monkeypatch, stolen, taken, kept):
+async def test_a_turn_that_the_host_disturbed_is_taken_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stolen: list[float], taken: int, kept: float
+) -> None:
     percents = iter(stolen)
     monkeypatch.setattr(Meter, "percent", lambda _: float(next(percents)))
     turns: list[float] = []
@@ -232,12 +236,12 @@ async def test_a_turn_that_the_host_disturbed_is_taken_again(tmp_path, monkeypat
     assert (len(turns), numbers["turns"], numbers["per_second"]) == (taken, taken, kept)
 
 
-def test_what_is_stolen_is_a_share_of_all_processor_time():
+def test_what_is_stolen_is_a_share_of_all_processor_time() -> None:
     assert 0 <= Meter().percent() <= 100
 
 
 @pytest.mark.parametrize("peer", ["pgqueuer", "procrastinate"])
-def test_a_peer_is_pinned_to_exact_versions_and_nothing_else(peer):
+def test_a_peer_is_pinned_to_exact_versions_and_nothing_else(peer: str) -> None:
     lines = (ROOT / "benchmarks" / "peers" / f"{peer}.txt").read_text().splitlines()
 
     assert any(line.startswith(f"{peer}==") for line in lines)

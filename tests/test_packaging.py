@@ -73,7 +73,7 @@ def pins(lock: str) -> list[Pin]:
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_every_locked_requirement_has_one_version_and_its_hashes(lock):
+def test_every_locked_requirement_has_one_version_and_its_hashes(lock: str) -> None:
     locked = pins(lock)
 
     assert len(locked) > 20
@@ -83,7 +83,7 @@ def test_every_locked_requirement_has_one_version_and_its_hashes(lock):
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_a_lock_file_names_no_index(lock):
+def test_a_lock_file_names_no_index(lock: str) -> None:
     text = (ROOT / lock).read_text()
 
     assert not re.findall(
@@ -92,7 +92,7 @@ def test_a_lock_file_names_no_index(lock):
 
 
 @pytest.mark.parametrize(("lock", "groups"), [(LOCKS[0], ["build"]), (LOCKS[1], ["build", "dev"])])
-def test_a_lock_file_answers_what_the_project_asks_for(lock, groups):
+def test_a_lock_file_answers_what_the_project_asks_for(lock: str, groups: list[str]) -> None:
     wanted = [*PYPROJECT["project"]["dependencies"], *PYPROJECT["build-system"]["requires"]]
     for group in groups:
         wanted += PYPROJECT["dependency-groups"][group]
@@ -108,7 +108,7 @@ def test_a_lock_file_answers_what_the_project_asks_for(lock, groups):
         )
 
 
-def test_whoever_has_the_development_environment_has_the_very_server_that_users_run():
+def test_whoever_has_the_development_environment_has_the_very_server_that_users_run() -> None:
     assert {pin[:3] for pin in pins("requirements.lock")} <= {
         pin[:3] for pin in pins("requirements-dev.lock")
     }
@@ -123,15 +123,15 @@ def listed_targets() -> list[str]:
     return re.findall(r"^  ([a-z-]+) +\S", answer.stdout, re.MULTILINE)
 
 
-def test_make_lists_every_target_that_the_project_promises():
+def test_make_lists_every_target_that_the_project_promises() -> None:
     assert set(TARGETS) <= set(listed_targets())
 
 
-def test_make_alone_is_make_help():
+def test_make_alone_is_make_help() -> None:
     assert run("make").stdout == run("make", "help").stdout
 
 
-def test_ci_lints_and_tests_from_any_folder(tmp_path):
+def test_ci_lints_and_tests_from_any_folder(tmp_path: Path) -> None:
     script = ROOT / ".ci" / "run"
     commands = [line for line in script.read_text().splitlines() if line.startswith("make ")]
     # A make that only says where it was called and with what.
@@ -145,7 +145,7 @@ def test_ci_lints_and_tests_from_any_folder(tmp_path):
     assert {command.split()[1] for command in commands} <= set(listed_targets())
 
 
-def test_ci_stops_at_the_first_failure(tmp_path):
+def test_ci_stops_at_the_first_failure(tmp_path: Path) -> None:
     failing = tmp_path / "make"
     failing.write_text('#!/bin/sh\necho "$*"\nexit 1\n')
     failing.chmod(0o755)
@@ -157,7 +157,7 @@ def test_ci_stops_at_the_first_failure(tmp_path):
 
 
 @pytest.fixture
-def checkout(tmp_path) -> Path:
+def checkout(tmp_path: Path) -> Path:
     """A checkout without an environment, in a folder with a space in its name."""
     folder = tmp_path / "a checkout"
     folder.mkdir()
@@ -176,7 +176,7 @@ def pretend_environment(checkout: Path, made_in: Path) -> None:
     (checkout / ".venv" / ".ready").touch()
 
 
-def test_a_fresh_checkout_makes_its_environment_from_the_lock_with_hashes(checkout):
+def test_a_fresh_checkout_makes_its_environment_from_the_lock_with_hashes(checkout: Path) -> None:
     plan = run("make", "--dry-run", "run", cwd=checkout).stdout
 
     assert "-m venv .venv" in plan
@@ -184,7 +184,7 @@ def test_a_fresh_checkout_makes_its_environment_from_the_lock_with_hashes(checko
     assert plan.rstrip().endswith(".venv/bin/foreman serve")
 
 
-def test_a_ready_environment_is_used_as_it_is(checkout):
+def test_a_ready_environment_is_used_as_it_is(checkout: Path) -> None:
     pretend_environment(checkout, made_in=checkout.resolve())
 
     plan = run("make", "--dry-run", "run", "ARGS=--port 9000", cwd=checkout).stdout
@@ -192,7 +192,7 @@ def test_a_ready_environment_is_used_as_it_is(checkout):
     assert plan.split() == ["exec", ".venv/bin/foreman", "serve", "--port", "9000"]
 
 
-def test_a_newer_lock_is_installed_into_the_environment_at_hand(checkout):
+def test_a_newer_lock_is_installed_into_the_environment_at_hand(checkout: Path) -> None:
     pretend_environment(checkout, made_in=checkout.resolve())
     ready = (checkout / ".venv" / ".ready").stat()
     os.utime(checkout / "requirements.lock", (ready.st_atime, ready.st_mtime + 10))
@@ -203,13 +203,13 @@ def test_a_newer_lock_is_installed_into_the_environment_at_hand(checkout):
     assert "install --require-hashes -r requirements.lock" in plan
 
 
-def test_an_environment_that_came_from_another_folder_is_made_anew(checkout):
+def test_an_environment_that_came_from_another_folder_is_made_anew(checkout: Path) -> None:
     pretend_environment(checkout, made_in=checkout.parent / "moved away")
 
     assert "-m venv .venv" in run("make", "--dry-run", "run", cwd=checkout).stdout
 
 
-def test_an_environment_whose_python_is_gone_is_made_anew(checkout):
+def test_an_environment_whose_python_is_gone_is_made_anew(checkout: Path) -> None:
     pretend_environment(checkout, made_in=checkout.resolve())
     python = checkout / ".venv" / "bin" / "python"
     python.unlink()
@@ -218,7 +218,7 @@ def test_an_environment_whose_python_is_gone_is_made_anew(checkout):
     assert "-m venv .venv" in run("make", "--dry-run", "run", cwd=checkout).stdout
 
 
-def test_without_a_suitable_python_make_says_which_one_it_needs(checkout):
+def test_without_a_suitable_python_make_says_which_one_it_needs(checkout: Path) -> None:
     answer = run("make", "run", f"PYTHON={checkout / 'no such python'}", cwd=checkout)
 
     assert answer.returncode != 0
@@ -230,7 +230,7 @@ def test_without_a_suitable_python_make_says_which_one_it_needs(checkout):
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     answer = run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder)
     assert answer.returncode == 0, answer.stdout + answer.stderr
@@ -238,7 +238,7 @@ def wheel(tmp_path_factory) -> Path:
     return built
 
 
-def test_the_wheel_holds_the_packages_their_types_and_the_migrations(wheel):
+def test_the_wheel_holds_the_packages_their_types_and_the_migrations(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     folders = {name.split("/")[0] for name in names if ".dist-info/" not in name}
     migrations = {
@@ -251,7 +251,7 @@ def test_the_wheel_holds_the_packages_their_types_and_the_migrations(wheel):
     assert migrations
 
 
-def test_the_wheel_holds_neither_tests_nor_anything_left_lying_about(wheel):
+def test_the_wheel_holds_neither_tests_nor_anything_left_lying_about(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
 
     assert [
@@ -259,7 +259,7 @@ def test_the_wheel_holds_neither_tests_nor_anything_left_lying_about(wheel):
     ] == []
 
 
-def test_the_wheel_alone_knows_its_newest_migration(wheel, tmp_path):
+def test_the_wheel_alone_knows_its_newest_migration(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     question = """if True:
         from app.store import migrate
@@ -275,7 +275,7 @@ def test_the_wheel_alone_knows_its_newest_migration(wheel, tmp_path):
     assert revision
 
 
-def test_the_console_script_of_the_wheel_starts(wheel, tmp_path):
+def test_the_console_script_of_the_wheel_starts(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path)
     module, function = PYPROJECT["project"]["scripts"]["foreman"].split(":")
 
@@ -292,11 +292,11 @@ def test_the_console_script_of_the_wheel_starts(wheel, tmp_path):
     assert "serve" in answer.stdout
 
 
-def test_the_version_is_the_same_wherever_it_is_said():
+def test_the_version_is_the_same_wherever_it_is_said() -> None:
     assert import_module("app").__version__ == PYPROJECT["project"]["version"]
 
 
-def test_the_folder_of_migrations_does_not_hide_the_library_of_the_same_name():
+def test_the_folder_of_migrations_does_not_hide_the_library_of_the_same_name() -> None:
     assert not (ROOT / "alembic" / "__init__.py").exists()
     assert Path(import_module("alembic.command").__file__ or "").parent != ROOT / "alembic"
 
@@ -363,7 +363,7 @@ def health_check() -> list[str]:
     return command
 
 
-def test_everything_that_the_image_copies_exists_and_is_sent_to_the_engine():
+def test_everything_that_the_image_copies_exists_and_is_sent_to_the_engine() -> None:
     ignored = (ROOT / ".dockerignore").read_text().split()
     sources = copied_from_checkout()
 
@@ -374,14 +374,14 @@ def test_everything_that_the_image_copies_exists_and_is_sent_to_the_engine():
         assert f"!{source}" in ignored, f".dockerignore keeps {source} back"
 
 
-def test_everything_that_the_wheel_is_built_from_is_copied():
+def test_everything_that_the_wheel_is_built_from_is_copied() -> None:
     project = PYPROJECT["project"]
     needed = ["pyproject.toml", project["readme"], *project["license-files"], *WHEEL["only-include"]]
 
     assert set(needed) <= set(copied_from_checkout())
 
 
-def test_a_stage_copies_only_from_stages_before_it():
+def test_a_stage_copies_only_from_stages_before_it() -> None:
     known: set[str] = set()
     for stage in STAGES:
         for instruction in stage:
@@ -393,7 +393,7 @@ def test_a_stage_copies_only_from_stages_before_it():
     assert len(STAGES) > 1
 
 
-def test_the_image_installs_from_the_lock_with_hashes_and_leaves_the_build_tools_behind():
+def test_the_image_installs_from_the_lock_with_hashes_and_leaves_the_build_tools_behind() -> None:
     commands = [instruction.text for instruction in INSTRUCTIONS if instruction.word == "RUN"]
     installs = [command for command in commands if "pip install" in command]
     removed = re.findall(r"pip uninstall --yes ([^&]+)", " && ".join(commands))[0].split()
@@ -406,7 +406,7 @@ def test_the_image_installs_from_the_lock_with_hashes_and_leaves_the_build_tools
     assert not [command for command in commands if "apt-get" in command]
 
 
-def test_the_image_runs_as_a_user_with_a_number_that_is_not_roots():
+def test_the_image_runs_as_a_user_with_a_number_that_is_not_roots() -> None:
     user, group = in_image("USER").text.split(":")
     made = " ".join(instruction.text for instruction in STAGES[-1] if instruction.word == "RUN")
 
@@ -416,12 +416,12 @@ def test_the_image_runs_as_a_user_with_a_number_that_is_not_roots():
     assert f"install -d -o {user} -g {group}" in made
 
 
-def test_the_image_writes_to_its_volume_only():
+def test_the_image_writes_to_its_volume_only() -> None:
     assert in_image("VOLUME").words() == [environment_of_image()["FOREMAN_DATA_DIR"]]
     assert environment_of_image()["PYTHONDONTWRITEBYTECODE"] == "1"
 
 
-def test_the_image_starts_a_command_that_exists():
+def test_the_image_starts_a_command_that_exists() -> None:
     (script,) = in_image("ENTRYPOINT").words()
     module, function = PYPROJECT["project"]["scripts"][script].split(":")
 
@@ -436,7 +436,7 @@ def test_the_image_starts_a_command_that_exists():
     assert answer.returncode == 0, answer.stderr
 
 
-def test_the_image_exposes_the_port_it_listens_on():
+def test_the_image_exposes_the_port_it_listens_on() -> None:
     assert in_image("EXPOSE").text == environment_of_image()["FOREMAN_PORT"]
 
 
@@ -473,7 +473,7 @@ def check_health(port: int) -> int:
     return run(sys.executable, *arguments, FOREMAN_PORT=str(port), http_proxy=proxy, no_proxy="").returncode
 
 
-def test_the_health_check_passes_on_200_and_asks_a_route_that_exists():
+def test_the_health_check_passes_on_200_and_asks_a_route_that_exists() -> None:
     with answering(200) as (port, asked):
         assert check_health(port) == 0
 
@@ -481,7 +481,7 @@ def test_the_health_check_passes_on_200_and_asks_a_route_that_exists():
     assert path in json.loads((ROOT / "openapi" / "openapi.json").read_text())["paths"]
 
 
-def test_the_health_check_fails_on_503_and_when_nobody_listens():
+def test_the_health_check_fails_on_503_and_when_nobody_listens() -> None:
     with answering(503) as (port, asked):
         assert check_health(port) != 0
         assert asked
@@ -495,7 +495,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, Any] = COMPOSE["services"]
 
 
-def test_compose_builds_this_image_and_waits_for_a_healthy_postgres():
+def test_compose_builds_this_image_and_waits_for_a_healthy_postgres() -> None:
     foreman = SERVICES["foreman"]
 
     assert (ROOT / foreman["build"] / "Dockerfile").is_file()
@@ -503,7 +503,7 @@ def test_compose_builds_this_image_and_waits_for_a_healthy_postgres():
     assert SERVICES["postgres"]["healthcheck"]["test"][:2] == ["CMD", "pg_isready"]
 
 
-def test_compose_points_foreman_at_its_postgres():
+def test_compose_points_foreman_at_its_postgres() -> None:
     url = SERVICES["foreman"]["environment"]["FOREMAN_DATABASE_URL"]
     postgres = SERVICES["postgres"]["environment"]
     user, password, host, database = re.fullmatch(r"postgresql://(\w+):(.+)@(\w+):5432/(\w+)", url).groups()  # type: ignore[union-attr]
@@ -516,7 +516,7 @@ def test_compose_points_foreman_at_its_postgres():
     )
 
 
-def test_compose_runs_foreman_with_a_read_only_root_and_no_privileges():
+def test_compose_runs_foreman_with_a_read_only_root_and_no_privileges() -> None:
     foreman = SERVICES["foreman"]
 
     assert foreman["read_only"] is True
@@ -525,7 +525,7 @@ def test_compose_runs_foreman_with_a_read_only_root_and_no_privileges():
     assert [volume.split(":")[1] for volume in foreman["volumes"]] == in_image("VOLUME").words()
 
 
-def test_compose_declares_every_volume_and_publishes_the_exposed_port_on_loopback():
+def test_compose_declares_every_volume_and_publishes_the_exposed_port_on_loopback() -> None:
     used = {volume.split(":")[0] for service in SERVICES.values() for volume in service["volumes"]}
     port = in_image("EXPOSE").text
 
@@ -534,14 +534,14 @@ def test_compose_declares_every_volume_and_publishes_the_exposed_port_on_loopbac
     assert "ports" not in SERVICES["postgres"]
 
 
-def test_compose_needs_no_variable_to_be_set():
+def test_compose_needs_no_variable_to_be_set() -> None:
     variables = re.findall(r"\$\{([^}]+)\}", (ROOT / "compose.yaml").read_text())
 
     assert variables
     assert all(":-" in variable for variable in variables)
 
 
-def test_image_and_compose_use_only_settings_that_exist():
+def test_image_and_compose_use_only_settings_that_exist() -> None:
     known = {f"FOREMAN_{name.upper()}" for name in import_module("app.config").Settings.model_fields}
     used = {name for name in environment_of_image() if name.startswith("FOREMAN_")}
     used |= set(SERVICES["foreman"]["environment"])

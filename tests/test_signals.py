@@ -17,7 +17,7 @@ subprocess.run([sys.executable, "-c", child], check=True)
 """
 
 
-def test_started_with_signals_ignored_the_suite_ignores_them_and_its_children_hear_them():
+def test_started_with_signals_ignored_the_suite_ignores_them_and_its_children_hear_them() -> None:
     command = ["sh", "-c", IGNORING, "sh", sys.executable, "-c", PARENT]
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     # Python itself catches the first when it was not ignored.

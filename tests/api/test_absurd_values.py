@@ -268,7 +268,7 @@ class Attack:
         method = name.partition(" ")[0]
         async with self._at_once:
             self.sent += 1
-            given = {name: value.encode("latin-1") for name, value in headers.items()}
+            given = {name.encode(): value.encode("latin-1") for name, value in headers.items()}
             try:
                 answer = await self._client.request(method, url, headers=given, content=content)
             except httpx.TransportError as problem:

@@ -64,7 +64,7 @@ def fuzzed(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory)
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_no_generated_request_is_a_server_error(case: schemathesis.Case, fuzzed: Server) -> None:
+def test_no_generated_request_is_a_server_error(case: "schemathesis.Case[Any]", fuzzed: Server) -> None:
     if isinstance(case.body, dict):
         case.body.pop("wait_seconds", None)
     case.call_and_validate(base_url=fuzzed.url, checks=CHECKS, timeout=20)

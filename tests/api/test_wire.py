@@ -15,18 +15,20 @@ from uvicorn.server import ServerState
 
 from app.server.protocol import CHUNKED_AT_ONCE, paced
 from tests.api.test_limits import MIB, memory_grows_less_than
-from tests.api.wire import Answer, connect, listen, say
-from tests.conftest import Server
+from tests.api.wire import Answer, connect, listen, say, unread
+from tests.conftest import Server, wait_until
+from tests.patience import until
 
 CLOSE = b"GET /version HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 
 
 def segments(wire: socket.socket, *parts: bytes) -> Answer:
-    """Send each part when the one before is surely a segment of its own; what is answered until the end."""
+    """Send each part when the one before was read, as a segment of its own; what is answered until the end."""
     wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    port = wire.getpeername()[1]
     for part in parts:
         wire.sendall(part)
-        time.sleep(0.05)
+        wait_until(lambda: not unread(port))
     return listen(wire, time.monotonic(), 20)
 
 
@@ -52,9 +54,9 @@ def test_the_body_of_a_request_that_offers_an_upgrade_is_its_body(
     with connect(api) as wire:
         wire.sendall(head if apart else head + body)
         if apart:
-            time.sleep(0.05)
+            wait_until(lambda: not unread(api.port))
             wire.sendall(body[:10])
-            time.sleep(0.05)
+            wait_until(lambda: not unread(api.port))
             wire.sendall(body[10:])
         first = listen(wire, time.monotonic(), 20, until_answered=True)
         wire.sendall(CLOSE)
@@ -277,9 +279,7 @@ def test_many_chunks_of_one_read_are_handed_on_together_and_in_turn_with_others(
         # Of crumbs the rest has to wait, and no more of them is read meanwhile.
         assert (sum(handed_on) < len(whole)) is (size < 100)
         assert transport.paused
-        async with asyncio.timeout(60):
-            while not transport.written:
-                await asyncio.sleep(0.001)
+        await until(lambda: transport.written)
         assert not transport.paused
         transport.close()
         protocol.connection_lost(None)

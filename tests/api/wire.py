@@ -4,6 +4,7 @@ import re
 import socket
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.conftest import Server
 from tests.patience import AT_ONCE
@@ -37,6 +38,19 @@ def say(server: Server, *parts: bytes, patience: float = AT_ONCE, keep_open: boo
         for part in parts:
             wire.sendall(part)
         return listen(wire, began, patience, until_answered=keep_open)
+
+
+def unread(port: int) -> int:
+    """How many bytes that were sent to this port of this machine nobody has read yet."""
+    left = 0
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, remote, _, queues, *_ = line.split()
+        to_send, to_read = queues.split(":")
+        if remote.endswith(f":{port:04X}"):
+            left += int(to_send, 16)
+        elif local.endswith(f":{port:04X}") and not remote.endswith(":0000"):
+            left += int(to_read, 16)
+    return left
 
 
 def _is_whole(raw: bytes) -> bool:

@@ -16,6 +16,8 @@ from app.embedded import EmbeddedPostgres
 from tests.conftest import ROOT, Server
 from tests.serving import serving
 
+Start = Callable[..., subprocess.Popen[str]]
+
 
 @pytest.fixture(scope="module")
 def shared_server(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -54,7 +56,7 @@ def foreman(shared_server: Server, monkeypatch: pytest.MonkeyPatch) -> Foreman:
 
 
 @pytest.fixture
-def start(shared_server: Server) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+def start(shared_server: Server) -> Iterator[Start]:
     """The command as a process of its own, for what needs one."""
     started: list[subprocess.Popen[str]] = []
 

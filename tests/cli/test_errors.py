@@ -31,7 +31,9 @@ from tests.conftest import ROOT, free_port
         ("get",),
     ],
 )
-def test_wrong_usage_exits_with_two_and_one_clear_message(foreman: Foreman, arguments):
+def test_wrong_usage_exits_with_two_and_one_clear_message(
+    foreman: Foreman, arguments: tuple[str, ...]
+) -> None:
     outcome = foreman(*arguments)
     assert outcome.code == 2
     assert outcome.out == ""
@@ -39,14 +41,14 @@ def test_wrong_usage_exits_with_two_and_one_clear_message(foreman: Foreman, argu
     assert "Traceback" not in outcome.err
 
 
-def test_an_unknown_job_exits_with_three(foreman: Foreman):
+def test_an_unknown_job_exits_with_three(foreman: Foreman) -> None:
     for command in ("get", "wait", "watch", "events", "logs", "retry", "delete", "webhooks"):
         outcome = foreman(command, "01J00000000000000000000000")
         assert outcome.code == 3, (command, outcome)
         assert "no such job" in outcome.err.lower()
 
 
-def test_a_server_that_is_not_there_exits_with_four(foreman: Foreman):
+def test_a_server_that_is_not_there_exits_with_four(foreman: Foreman) -> None:
     outcome = foreman("list", "--server", f"http://127.0.0.1:{free_port()}")
     assert outcome.code == 4
     assert "no answer from" in outcome.err
@@ -64,7 +66,7 @@ def test_a_server_that_is_not_there_exits_with_four(foreman: Foreman):
         (Answer(200, b"<html>not a Foreman</html>"), 4),
     ],
 )
-def test_each_refusal_has_its_exit_code(foreman: Foreman, answer: Answer, code: int):
+def test_each_refusal_has_its_exit_code(foreman: Foreman, answer: Answer, code: int) -> None:
     with running_stub() as stub:
         stub.answers(answer)
         outcome = foreman("submit", "--kind", "x", "--server", stub.url)
@@ -88,7 +90,9 @@ def test_each_refusal_has_its_exit_code(foreman: Foreman, answer: Answer, code: 
         ("schedules", "list"),
     ],
 )
-def test_a_server_without_a_route_is_told_apart_from_a_thing_that_is_not_there(foreman: Foreman, arguments):
+def test_a_server_without_a_route_is_told_apart_from_a_thing_that_is_not_there(
+    foreman: Foreman, arguments: tuple[str, ...]
+) -> None:
     with running_stub() as stub:
         stub.answers(problem(404, "not_found"))
         outcome = foreman(*arguments, "--server", stub.url)
@@ -96,7 +100,7 @@ def test_a_server_without_a_route_is_told_apart_from_a_thing_that_is_not_there(f
     assert "this server has no /" in outcome.err
 
 
-def test_the_doctor_finds_a_healthy_server_healthy(foreman: Foreman):
+def test_the_doctor_finds_a_healthy_server_healthy(foreman: Foreman) -> None:
     outcome = foreman("doctor", "--json")
     assert outcome.code == 0
     findings = {each["check"]: each["outcome"] for each in outcome.json()["findings"]}
@@ -114,7 +118,9 @@ def test_the_doctor_finds_a_healthy_server_healthy(foreman: Foreman):
         ((), "ok"),
     ],
 )
-def test_the_doctor_warns_of_targets_that_are_asleep_and_of_no_others(foreman: Foreman, states, outcome: str):
+def test_the_doctor_warns_of_targets_that_are_asleep_and_of_no_others(
+    foreman: Foreman, states: tuple[str, ...], outcome: str
+) -> None:
     targets = [{"name": f"t{n}", "state": state} for n, state in enumerate(states)]
     with running_stub() as stub:
         stub.answers(Answer(200, {"version": "9.9", "jobs": [], "targets": targets}))
@@ -122,7 +128,7 @@ def test_the_doctor_warns_of_targets_that_are_asleep_and_of_no_others(foreman: F
     assert {each["check"]: each["outcome"] for each in findings}["targets"] == outcome
 
 
-def test_a_password_in_the_address_is_not_shown(foreman: Foreman):
+def test_a_password_in_the_address_is_not_shown(foreman: Foreman) -> None:
     server = f"http://me:topsec@127.0.0.1:{free_port()}"
     outcome = foreman("doctor", "--server", server)
     assert "me@127.0.0.1" in outcome.out
@@ -134,7 +140,7 @@ def test_a_password_in_the_address_is_not_shown(foreman: Foreman):
         assert "topsec" not in outcome.err
 
 
-def test_the_doctor_says_what_is_wrong(foreman: Foreman):
+def test_the_doctor_says_what_is_wrong(foreman: Foreman) -> None:
     outcome = foreman("doctor", "--server", f"http://127.0.0.1:{free_port()}")
     assert outcome.code == 4
     assert "✗ reachable" in outcome.out
@@ -147,7 +153,7 @@ def test_the_doctor_says_what_is_wrong(foreman: Foreman):
     assert "server 9.9" in outcome.out
 
 
-def test_reading_commands_start_without_the_server_behind_them():
+def test_reading_commands_start_without_the_server_behind_them() -> None:
     script = (
         "import sys; from app.cli.root import build; build(['get']);sys.stdout.write(' '.join(sys.modules))"
     )
@@ -165,14 +171,14 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-def test_all_commands_are_in_the_help():
+def test_all_commands_are_in_the_help() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "app", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert all(f"  {command} " in done.stdout for command in COMMANDS)
 
 
-def test_the_version_is_told():
+def test_the_version_is_told() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "app", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
     )

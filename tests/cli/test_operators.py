@@ -10,10 +10,10 @@ FAIL = ("--payload", '{"options": {"echo_fail": "permanent"}}')
 def failed_job(foreman: Foreman, queue: str) -> str:
     outcome = foreman("submit", "--model", "echo", "--queue", queue, "--wait", "--json", "x", *FAIL)
     assert outcome.code == 1
-    return outcome.json()["job_id"]
+    return str(outcome.json()["job_id"])
 
 
-def test_a_queue_is_configured_setting_by_setting(foreman: Foreman):
+def test_a_queue_is_configured_setting_by_setting(foreman: Foreman) -> None:
     assert foreman("queues", "set", "q1", "max_depth=5", "rate.limit=10", "rate.per_seconds=60").code == 0
     assert foreman("queues", "set", "q1", "max_running=2", "rate.limit=20").code == 0
     queue = foreman("queues", "show", "q1", "--json").json()
@@ -29,7 +29,7 @@ def test_a_queue_is_configured_setting_by_setting(foreman: Foreman):
     assert foreman("queues", "set", "q1", "no_such=1").code == 2
 
 
-def test_a_full_queue_is_told_by_its_exit_code(foreman: Foreman):
+def test_a_full_queue_is_told_by_its_exit_code(foreman: Foreman) -> None:
     foreman("queues", "set", "tiny", "max_depth=1")
     assert foreman("submit", "--kind", "x", "--queue", "tiny").code == 0
     outcome = foreman("submit", "--kind", "x", "--queue", "tiny")
@@ -37,7 +37,7 @@ def test_a_full_queue_is_told_by_its_exit_code(foreman: Foreman):
     assert outcome.out == ""
 
 
-def test_a_paused_queue_gives_out_nothing_until_it_is_resumed(foreman: Foreman):
+def test_a_paused_queue_gives_out_nothing_until_it_is_resumed(foreman: Foreman) -> None:
     assert foreman("queues", "pause", "q2").out == "q2 paused\n"
     job_id = foreman("submit", "--model", "echo", "--queue", "q2", "hello").out.strip()
     assert foreman("wait", job_id, "--timeout", "0.5").code == 8
@@ -49,7 +49,7 @@ def test_a_paused_queue_gives_out_nothing_until_it_is_resumed(foreman: Foreman):
     assert foreman("queues", "show", "no-such-queue").code == 3
 
 
-def test_dead_letters_are_listed_replayed_and_dismissed(foreman: Foreman):
+def test_dead_letters_are_listed_replayed_and_dismissed(foreman: Foreman) -> None:
     one, two, three = (failed_job(foreman, "dead") for _ in range(3))
     listed = foreman("dead", "list", "--queue", "dead", "--json").json()["dead_letters"]
     assert {letter["job_id"] for letter in listed} == {one, two, three}
@@ -65,7 +65,7 @@ def test_dead_letters_are_listed_replayed_and_dismissed(foreman: Foreman):
     assert foreman("dead", "list", "--queue", "dead", "--json").json()["dead_letters"] == []
 
 
-def test_schedules_are_made_listed_and_removed(foreman: Foreman):
+def test_schedules_are_made_listed_and_removed(foreman: Foreman) -> None:
     made = foreman(
         "schedules", "set", "nightly", "0 3 * * *", "--timezone", "Europe/Berlin", "--job", '{"kind": "x"}'
     )
@@ -78,7 +78,7 @@ def test_schedules_are_made_listed_and_removed(foreman: Foreman):
     assert foreman("schedules", "remove", "nightly").code == 3
 
 
-def test_events_and_logs_of_a_job_are_shown_and_it_can_be_told_something(foreman: Foreman):
+def test_events_and_logs_of_a_job_are_shown_and_it_can_be_told_something(foreman: Foreman) -> None:
     job_id = foreman("submit", "--kind", "talkative").out.strip()
     assert foreman("send", job_id, "approve", '{"by": "me"}').out == f"{job_id} event 2\n"
     assert foreman("send", job_id, "approve", "{no").code == 2
@@ -98,12 +98,12 @@ def test_events_and_logs_of_a_job_are_shown_and_it_can_be_told_something(foreman
     assert foreman("logs", job_id).out == ""
 
 
-def test_workers_are_shown(foreman: Foreman):
+def test_workers_are_shown(foreman: Foreman) -> None:
     assert foreman("workers", "--json").json()["workers"]
     assert foreman("workers").code == 0
 
 
-def test_targets_are_made_changed_shown_and_removed(foreman: Foreman, tmp_path: Path):
+def test_targets_are_made_changed_shown_and_removed(foreman: Foreman, tmp_path: Path) -> None:
     secret = tmp_path / "token"
     secret.write_text("sesame")
     assert foreman("targets", "set", "laptop").code == 2

@@ -107,7 +107,7 @@ def test_the_listener_does_not_trust_what_it_cannot_verify(listening: type[Liste
     secret = new_secret()
     listener = listening("--json", "--status", "200", secret=secret)
     body = b"{}"
-    wrong = (
+    wrong: tuple[tuple[dict[str, str], str], ...] = (
         (signed(new_secret(), body), "no signature matches"),
         (signed(secret, body, at=1), "the timestamp is too far from the present"),
         ({"webhook-id": "a", "webhook-timestamp": "1"}, "it is not signed"),

@@ -12,7 +12,7 @@ from foreman_client import AsyncForeman, Foreman
 HELLO = [{"role": "user", "content": "hello there"}]
 
 
-def test_a_chat_comes_back_as_text(foreman: Foreman):
+def test_a_chat_comes_back_as_text(foreman: Foreman) -> None:
     handle = foreman.submit(model="echo", messages=HELLO)
     job = handle.wait(20)
     assert job.state == "done"
@@ -25,7 +25,7 @@ def test_a_chat_comes_back_as_text(foreman: Foreman):
     assert job.created_at <= job.started_at <= job.completed_at
 
 
-async def test_the_asynchronous_client_does_the_same(aforeman: AsyncForeman):
+async def test_the_asynchronous_client_does_the_same(aforeman: AsyncForeman) -> None:
     handle = await aforeman.submit(model="echo", messages=HELLO)
     assert (await handle.wait(20)).text == "hello there"
     assert (await handle.status()).state == "done"
@@ -33,7 +33,7 @@ async def test_the_asynchronous_client_does_the_same(aforeman: AsyncForeman):
     assert len(page.jobs) == 1
 
 
-def test_failure_cancel_and_expiry_are_raised_by_name(foreman: Foreman):
+def test_failure_cancel_and_expiry_are_raised_by_name(foreman: Foreman) -> None:
     failing = foreman.submit(model="echo", messages=HELLO, options={"echo_fail": "permanent"})
     with pytest.raises(fc.JobFailed) as failed:
         failing.wait(20)
@@ -47,7 +47,7 @@ def test_failure_cancel_and_expiry_are_raised_by_name(foreman: Foreman):
         late.result(20)
 
 
-def test_a_wait_that_is_over_leaves_the_job_alone(foreman: Foreman):
+def test_a_wait_that_is_over_leaves_the_job_alone(foreman: Foreman) -> None:
     handle = foreman.submit("someday")
     with pytest.raises(fc.WaitTimeout):
         handle.wait(0.2)
@@ -55,7 +55,7 @@ def test_a_wait_that_is_over_leaves_the_job_alone(foreman: Foreman):
     handle.cancel()
 
 
-def test_the_same_key_is_the_same_job_and_another_body_is_refused(foreman: Foreman):
+def test_the_same_key_is_the_same_job_and_another_body_is_refused(foreman: Foreman) -> None:
     key = uuid.uuid4().hex
     first = foreman.submit("someday", {"n": 1}, idempotency_key=key)
     again = foreman.submit("someday", {"n": 1}, idempotency_key=key)
@@ -66,7 +66,7 @@ def test_the_same_key_is_the_same_job_and_another_body_is_refused(foreman: Forem
         foreman.submit("someday", {"n": 2}, idempotency_key=key)
 
 
-def test_many_jobs_go_in_at_once_or_not_at_all(foreman: Foreman):
+def test_many_jobs_go_in_at_once_or_not_at_all(foreman: Foreman) -> None:
     kind = f"many-{uuid.uuid4().hex[:8]}"
     handles = foreman.submit_many([{"kind": kind, "payload": {"n": n}} for n in range(50)])
     assert [handle.status().payload["n"] for handle in handles[:3]] == [0, 1, 2]
@@ -76,7 +76,7 @@ def test_many_jobs_go_in_at_once_or_not_at_all(foreman: Foreman):
     assert len(foreman.list_jobs(kind=kind, limit=200).jobs) == 50
 
 
-def test_jobs_are_listed_by_filter_page_by_page(foreman: Foreman):
+def test_jobs_are_listed_by_filter_page_by_page(foreman: Foreman) -> None:
     kind = f"paged-{uuid.uuid4().hex[:8]}"
     began = datetime.now(UTC) - timedelta(seconds=5)
     # Two submits in the same millisecond have ids in either order.
@@ -89,7 +89,7 @@ def test_jobs_are_listed_by_filter_page_by_page(foreman: Foreman):
     assert foreman.list_jobs(kind=kind, state=["done", "failed"]).jobs == []
 
 
-def test_a_failed_job_is_revived_under_its_id_and_a_finished_one_deleted(foreman: Foreman):
+def test_a_failed_job_is_revived_under_its_id_and_a_finished_one_deleted(foreman: Foreman) -> None:
     handle = foreman.submit(model="echo", messages=HELLO, options={"echo_fail": "permanent"})
     with pytest.raises(fc.JobFailed):
         handle.wait(20)
@@ -103,12 +103,12 @@ def test_a_failed_job_is_revived_under_its_id_and_a_finished_one_deleted(foreman
         foreman.job("01J00000000000000000000000").wait(1)
 
 
-def test_a_wrong_request_names_the_field(foreman: Foreman):
+def test_a_wrong_request_names_the_field(foreman: Foreman) -> None:
     with pytest.raises(fc.InvalidRequest, match="priority"):
         foreman.submit("someday", priority=1000)
 
 
-def test_any_route_can_be_called(foreman: Foreman):
+def test_any_route_can_be_called(foreman: Foreman) -> None:
     assert foreman.call("GET", "/version")["name"] == "foreman"
 
 
@@ -117,14 +117,14 @@ class Answer(pydantic.BaseModel):
     done: bool
 
 
-def test_a_result_comes_as_the_model_that_is_asked_for(foreman: Foreman):
+def test_a_result_comes_as_the_model_that_is_asked_for(foreman: Foreman) -> None:
     handle = foreman.submit(model="echo", messages=HELLO)
     assert handle.result(20, as_type=Answer) == Answer(model="echo", done=True)
     with pytest.raises(TypeError):
         handle.result(20, as_type=str)
 
 
-def test_several_threads_share_one_client(foreman: Foreman):
+def test_several_threads_share_one_client(foreman: Foreman) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(8) as pool:
@@ -134,12 +134,12 @@ def test_several_threads_share_one_client(foreman: Foreman):
     assert texts == ["hello there"] * 24
 
 
-def test_big_numbers_and_key_order_come_back_as_they_went(foreman: Foreman):
+def test_big_numbers_and_key_order_come_back_as_they_went(foreman: Foreman) -> None:
     payload = {"z": 2**70, "a": [1.5, None, "\u0000 \U0001f600"], "m": {"y": 1, "b": 2}}
     stored = foreman.submit("someday", payload).status().payload
     assert stored == payload
     assert list(stored) == ["z", "a", "m"]
 
 
-async def test_the_blocking_client_may_be_used_where_a_loop_is_running(foreman: Foreman):
+async def test_the_blocking_client_may_be_used_where_a_loop_is_running(foreman: Foreman) -> None:
     assert foreman.submit(model="echo", messages=HELLO).wait(20).text == "hello there"

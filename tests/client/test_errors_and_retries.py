@@ -2,6 +2,7 @@
 
 import socket
 import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,7 +15,7 @@ JOB_ID = "01J00000000000000000000001"
 
 
 @pytest.fixture
-def stub():
+def stub() -> Iterator[WireStub]:
     with running_stub() as stub:
         yield stub
 
@@ -22,7 +23,7 @@ def stub():
 def unused_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize(
@@ -46,7 +47,7 @@ def unused_port() -> int:
         (500, "internal_error", fc.ApiError),
     ],
 )
-def test_each_problem_code_has_its_error(stub: WireStub, status: int, code: str, expected: type):
+def test_each_problem_code_has_its_error(stub: WireStub, status: int, code: str, expected: type) -> None:
     stub.answers(problem(status, code, "it is like that"))
     with Foreman(stub.url, retry_seconds=0) as foreman, pytest.raises(fc.ApiError) as raised:
         foreman.get(JOB_ID)
@@ -55,20 +56,20 @@ def test_each_problem_code_has_its_error(stub: WireStub, status: int, code: str,
     assert raised.value.status == status
 
 
-def test_a_busy_key_names_the_job_that_holds_it(stub: WireStub):
+def test_a_busy_key_names_the_job_that_holds_it(stub: WireStub) -> None:
     stub.answers(problem(409, "key_busy", existing_job_id="01JOTHER"))
     with Foreman(stub.url) as foreman, pytest.raises(fc.KeyBusy) as raised:
         foreman.submit("sync", {"origin": "a"})
     assert raised.value.existing_job_id == "01JOTHER"
 
 
-def test_an_answer_that_is_no_problem_document_still_has_a_typed_error(stub: WireStub):
+def test_an_answer_that_is_no_problem_document_still_has_a_typed_error(stub: WireStub) -> None:
     stub.answers(Answer(502, b"<html>Bad Gateway</html>"))
     with Foreman(stub.url, retry_seconds=0) as foreman, pytest.raises(fc.Unavailable):
         foreman.get(JOB_ID)
 
 
-def test_a_submit_that_was_cut_off_is_sent_again_with_the_same_key(stub: WireStub):
+def test_a_submit_that_was_cut_off_is_sent_again_with_the_same_key(stub: WireStub) -> None:
     stub.answers(Answer(cut=True), problem(503, "unavailable", retry_after=0), ACCEPTED)
     with Foreman(stub.url) as foreman:
         handle = foreman.submit("noop", {"n": 1})
@@ -78,7 +79,7 @@ def test_a_submit_that_was_cut_off_is_sent_again_with_the_same_key(stub: WireStu
     assert [seen.json() for seen in stub.seen] == [{"kind": "noop", "payload": {"n": 1}}] * 3
 
 
-def test_two_submits_have_different_keys(stub: WireStub):
+def test_two_submits_have_different_keys(stub: WireStub) -> None:
     stub.answers(ACCEPTED)
     with Foreman(stub.url) as foreman:
         foreman.submit("noop")
@@ -86,7 +87,7 @@ def test_two_submits_have_different_keys(stub: WireStub):
     assert len({seen.headers["idempotency-key"] for seen in stub.seen}) == 2
 
 
-def test_an_event_that_may_have_arrived_is_not_sent_twice(stub: WireStub):
+def test_an_event_that_may_have_arrived_is_not_sent_twice(stub: WireStub) -> None:
     stub.answers(Answer(cut=True))
     with Foreman(stub.url) as foreman, pytest.raises(fc.Unreachable) as raised:
         foreman.send_event(JOB_ID, "approve")
@@ -94,7 +95,7 @@ def test_an_event_that_may_have_arrived_is_not_sent_twice(stub: WireStub):
     assert len(stub.seen) == 1
 
 
-def test_retry_after_is_honoured(stub: WireStub):
+def test_retry_after_is_honoured(stub: WireStub) -> None:
     stub.answers(problem(429, "rate_limited", retry_after=1), ACCEPTED)
     with Foreman(stub.url) as foreman:
         begun = time.monotonic()
@@ -102,7 +103,7 @@ def test_retry_after_is_honoured(stub: WireStub):
     assert time.monotonic() - begun >= 1.0
 
 
-def test_nobody_waits_for_a_retry_after_beyond_the_budget(stub: WireStub):
+def test_nobody_waits_for_a_retry_after_beyond_the_budget(stub: WireStub) -> None:
     stub.answers(problem(429, "queue_full", retry_after=LONG_WAIT))
     begun = time.monotonic()
     with Foreman(stub.url, retry_seconds=5) as foreman, pytest.raises(fc.QueueFull) as raised:
@@ -111,14 +112,14 @@ def test_nobody_waits_for_a_retry_after_beyond_the_budget(stub: WireStub):
     assert raised.value.retry_after == LONG_WAIT
 
 
-def test_a_refusal_for_good_is_not_repeated(stub: WireStub):
+def test_a_refusal_for_good_is_not_repeated(stub: WireStub) -> None:
     stub.answers(problem(422, "invalid_request"))
     with Foreman(stub.url) as foreman, pytest.raises(fc.InvalidRequest):
         foreman.submit("noop")
     assert len(stub.seen) == 1
 
 
-def test_a_server_that_is_not_there_is_unreachable_once_the_budget_is_spent():
+def test_a_server_that_is_not_there_is_unreachable_once_the_budget_is_spent() -> None:
     with Foreman(f"http://127.0.0.1:{unused_port()}", retry_seconds=0.5) as foreman:
         begun = time.monotonic()
         with pytest.raises(fc.Unreachable) as raised:
@@ -128,12 +129,12 @@ def test_a_server_that_is_not_there_is_unreachable_once_the_budget_is_spent():
 
 
 @pytest.mark.parametrize("url", ["ftp://host", "localhost:8080", "http://", "http://[::1"])
-def test_a_wrong_address_is_said_at_once(url: str):
+def test_a_wrong_address_is_said_at_once(url: str) -> None:
     with pytest.raises(fc.ForemanError, match="address"):
         Foreman(url)
 
 
-async def test_the_asynchronous_client_repeats_the_same_way(stub: WireStub):
+async def test_the_asynchronous_client_repeats_the_same_way(stub: WireStub) -> None:
     stub.answers(Answer(cut=True), ACCEPTED)
     async with AsyncForeman(stub.url) as foreman:
         handle = await foreman.submit("noop")
@@ -141,7 +142,9 @@ async def test_the_asynchronous_client_repeats_the_same_way(stub: WireStub):
     assert len(stub.seen) == 2
 
 
-def test_the_key_goes_as_a_bearer_and_comes_from_the_environment(stub: WireStub, monkeypatch):
+def test_the_key_goes_as_a_bearer_and_comes_from_the_environment(
+    stub: WireStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FOREMAN_API_KEY", "fmn_secret")
     monkeypatch.setenv("FOREMAN_URL", stub.url + "/")
     stub.answers(ACCEPTED)
@@ -162,7 +165,9 @@ def test_the_key_goes_as_a_bearer_and_comes_from_the_environment(stub: WireStub,
         ("dismissed", fc.JobDismissed),
     ],
 )
-def test_waiting_for_a_job_that_ends_badly_raises_its_error(stub: WireStub, state: str, expected: type):
+def test_waiting_for_a_job_that_ends_badly_raises_its_error(
+    stub: WireStub, state: str, expected: type
+) -> None:
     error = {"code": "boom", "message": "it broke", "retryable": False}
     stub.answers(Answer(200, {"job_id": JOB_ID, "state": state, "error": error, "attempt": 3}))
     with Foreman(stub.url) as foreman, pytest.raises(fc.JobUnsuccessful, match="it broke") as raised:
@@ -172,7 +177,7 @@ def test_waiting_for_a_job_that_ends_badly_raises_its_error(stub: WireStub, stat
     assert raised.value.code == "boom"
 
 
-def test_a_wait_that_is_over_says_so_and_is_a_timeout(stub: WireStub):
+def test_a_wait_that_is_over_says_so_and_is_a_timeout(stub: WireStub) -> None:
     stub.answers(Answer(200, {"job_id": JOB_ID, "state": "queued"}))
     with Foreman(stub.url) as foreman, pytest.raises(TimeoutError) as raised:
         foreman.job(JOB_ID).wait(0.2)

@@ -19,7 +19,7 @@ WIRE = b": hello\n\n" + b"".join(
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 50, 10_000])
 @pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
-def test_events_come_whole_however_the_bytes_are_cut(size: int, newline: bytes):
+def test_events_come_whole_however_the_bytes_are_cut(size: int, newline: bytes) -> None:
     wire = WIRE.replace(b"\n", newline)
     parser = ServerSentEvents()
     events = [e for at in range(0, len(wire), size) for e in parser.feed(wire[at : at + size])]
@@ -40,9 +40,9 @@ def test_events_come_whole_however_the_bytes_are_cut(size: int, newline: bytes):
         ({"other": 1}, ""),
     ],
 )
-def test_text_is_found_in_every_shape_of_output(data, text):
+def test_text_is_found_in_every_shape_of_output(data: object, text: str) -> None:
     assert output_text(data) == text
 
 
-def test_only_output_has_text():
+def test_only_output_has_text() -> None:
     assert Event(1, "log", data={"text": "x"}).text == ""

@@ -12,23 +12,23 @@ def modules_after(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_importing_the_package_loads_next_to_nothing():
+def test_importing_the_package_loads_next_to_nothing() -> None:
     loaded = modules_after("import foreman_client")
     assert not loaded & {"httpx", "asyncio", "tenacity", "pydantic", "app"}
 
 
-def test_client_and_worker_come_without_server_and_pydantic():
+def test_client_and_worker_come_without_server_and_pydantic() -> None:
     loaded = modules_after("from foreman_client import AsyncForeman, Foreman, Worker, verify_webhook")
     assert "httpx" in loaded
     assert not {name for name in loaded if name == "app" or name.startswith("app.")}
     assert not loaded & {"pydantic", "fastapi", "starlette", "sqlalchemy", "asyncpg", "msgspec", "orjson"}
 
 
-def test_checking_webhooks_needs_no_http_client():
+def test_checking_webhooks_needs_no_http_client() -> None:
     assert "httpx" not in modules_after("from foreman_client import verify_webhook")
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_is_there() -> None:
     import foreman_client
 
     for name in foreman_client.__all__:

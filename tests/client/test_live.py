@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from decimal import Decimal
+from typing import Any
 
 import httpx
 import pytest
@@ -26,19 +27,19 @@ def kind() -> str:
     return f"kind-{uuid.uuid4().hex[:10]}"
 
 
-def test_text_comes_in_pieces_and_is_whole_in_the_end(foreman: Foreman):
+def test_text_comes_in_pieces_and_is_whole_in_the_end(foreman: Foreman) -> None:
     pieces = list(slow_chat(foreman).stream())
     assert "".join(pieces) == WORDS
     assert len(pieces) > 1
 
 
-def test_a_stream_of_a_finished_job_is_there_too(foreman: Foreman):
+def test_a_stream_of_a_finished_job_is_there_too(foreman: Foreman) -> None:
     handle = foreman.submit(model="echo", messages=[{"role": "user", "content": "quick"}])
     handle.wait(20)
     assert "".join(handle.stream()) == "quick"
 
 
-def test_a_stream_ends_with_the_jobs_error(foreman: Foreman):
+def test_a_stream_ends_with_the_jobs_error(foreman: Foreman) -> None:
     handle = foreman.submit(
         model="echo", messages=[{"role": "user", "content": "x"}], options={"echo_fail": "permanent"}
     )
@@ -46,7 +47,7 @@ def test_a_stream_ends_with_the_jobs_error(foreman: Foreman):
         list(handle.stream())
 
 
-def test_events_are_gapless_and_end_with_the_end(foreman: Foreman):
+def test_events_are_gapless_and_end_with_the_end(foreman: Foreman) -> None:
     handle = slow_chat(foreman)
     live = list(handle.events())
     assert [event.seq for event in live] == list(range(1, len(live) + 1))
@@ -58,7 +59,7 @@ def test_events_are_gapless_and_end_with_the_end(foreman: Foreman):
     assert [event.seq for event in handle.events(after=2)] == [event.seq for event in live[2:]]
 
 
-async def test_a_dropped_stream_is_picked_up_where_it_broke_off(make_server: MakeServer):
+async def test_a_dropped_stream_is_picked_up_where_it_broke_off(make_server: MakeServer) -> None:
     server = await asyncio.to_thread(make_server)
     seen: list[fc.Event] = []
     async with AsyncForeman(server.url, retry_seconds=60) as foreman, asyncio.timeout(90):
@@ -75,11 +76,11 @@ async def test_a_dropped_stream_is_picked_up_where_it_broke_off(make_server: Mak
 
 async def test_a_running_job_receives_what_it_is_sent_by_type_and_once(
     shared_server: Server, aforeman: AsyncForeman, kind: str
-):
+) -> None:
     worker = Worker(shared_server.url)
 
     @worker.task(kind)
-    async def asking(payload, job: ActiveJob):
+    async def asking(payload: Any, job: ActiveJob) -> Any:
         # Its own noise does not wake it.
         await job.progress(1, 2)
         await job.log("asking")
@@ -103,13 +104,13 @@ async def test_a_running_job_receives_what_it_is_sent_by_type_and_once(
 
 async def test_a_blocking_handler_receives_events_and_stops_waiting_when_cancelled(
     shared_server: Server, aforeman: AsyncForeman, kind: str
-):
+) -> None:
     worker = Worker(shared_server.url)
     waiting = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     @worker.task(kind)
-    def asking(payload, job):
+    def asking(payload: Any, job: Any) -> Any:
         event = job.recv_event(["go"], timeout=30)
         loop.call_soon_threadsafe(waiting.set)
         job.recv_event(["never"])
@@ -126,11 +127,11 @@ async def test_a_blocking_handler_receives_events_and_stops_waiting_when_cancell
 
 async def test_logs_and_progress_are_in_the_log_in_the_order_they_were_said(
     shared_server: Server, aforeman: AsyncForeman, kind: str
-):
+) -> None:
     worker = Worker(shared_server.url)
 
     @worker.task(kind)
-    async def talking(payload, job: ActiveJob):
+    async def talking(payload: Any, job: ActiveJob) -> None:
         job.log("first", level="warn")
         job.log("second")
         job.progress(fraction=0.5)
@@ -152,11 +153,13 @@ async def test_logs_and_progress_are_in_the_log_in_the_order_they_were_said(
     assert events[-1].type == "done"
 
 
-async def test_an_artifact_is_kept_with_the_job(shared_server: Server, aforeman: AsyncForeman, kind: str):
+async def test_an_artifact_is_kept_with_the_job(
+    shared_server: Server, aforeman: AsyncForeman, kind: str
+) -> None:
     worker = Worker(shared_server.url)
 
     @worker.task(kind)
-    async def making(payload, job: ActiveJob):
+    async def making(payload: Any, job: ActiveJob) -> None:
         await job.artifact("report.csv", "a,b\n1,2\n")
         await job.artifact("blob", b"\x00\x01")
 
@@ -172,7 +175,7 @@ async def test_an_artifact_is_kept_with_the_job(shared_server: Server, aforeman:
 
 def test_a_number_of_any_length_breaks_neither_reader_nor_worker(
     foreman: Foreman, shared_server: Server, kind: str
-):
+) -> None:
     """The server keeps what came in; an answer with such a number in it was "not a Foreman server's"."""
     long = "-" + "123456789" * 1000
     body = f'{{"kind":"{kind}","payload":{{"n":{long},"m":[1,2.5,{2**64},1e400]}}}}'
@@ -186,7 +189,7 @@ def test_a_number_of_any_length_breaks_neither_reader_nor_worker(
     worker = Worker(shared_server.url)
 
     @worker.task(kind)
-    async def handle(payload: dict, job: ActiveJob) -> dict:
+    async def handle(payload: dict[str, Any], job: ActiveJob) -> dict[str, Any]:
         seen.append(payload["n"])
         return payload
 

@@ -12,6 +12,7 @@ from foreman_client.errors import Unreachable
 from foreman_client.wire import Reply, Request, encode
 from foreman_client.worker.backoff import Backoff
 from foreman_client.worker.settlements import LONGEST_PAUSE, Settlement, Settler
+from tests.patience import turn_of_the_loop
 
 Answer = Callable[[str, dict[str, Any]], Reply]
 
@@ -41,7 +42,7 @@ class Wire:
 
     async def send(self, request: Request) -> Reply:
         # As on a real wire, others get their turn meanwhile.
-        await asyncio.sleep(0)
+        await turn_of_the_loop()
         body = json.loads(request.content or b"{}")
         self.sent.append((request.path, body))
         return self._answer(request.path, body)
@@ -83,7 +84,7 @@ def complete(job: LeasedJob, result: bytes = b"null") -> Settlement:
     return Settlement(job, "complete", result=result)
 
 
-async def test_what_comes_together_goes_together():
+async def test_what_comes_together_goes_together() -> None:
     async with settling(all_taken) as (settler, wire):
         for n in range(5):
             settler.put(complete(LeasedJob(str(n)), b'{"n":1}'))
@@ -96,7 +97,7 @@ async def test_what_comes_together_goes_together():
     }
 
 
-async def test_one_job_says_one_thing_per_request_in_its_order():
+async def test_one_job_says_one_thing_per_request_in_its_order() -> None:
     a, b = LeasedJob("a"), LeasedJob("b")
     async with settling(all_taken) as (settler, wire):
         settler.put(Settlement(a, "start"))
@@ -106,7 +107,7 @@ async def test_one_job_says_one_thing_per_request_in_its_order():
     assert wire.verbs == [[("a", "start"), ("b", "complete")], [("a", "progress")], [("a", "complete")]]
 
 
-async def test_a_job_that_came_back_settles_though_its_former_run_lost_the_lease():
+async def test_a_job_that_came_back_settles_though_its_former_run_lost_the_lease() -> None:
     def only_the_latter(path: str, body: dict[str, Any]) -> Reply:
         return reply(
             200,
@@ -135,7 +136,7 @@ async def test_a_job_that_came_back_settles_though_its_former_run_lost_the_lease
     assert sorted(taken) == [False, True, True]
 
 
-async def test_a_start_that_has_not_left_is_spared_by_the_end():
+async def test_a_start_that_has_not_left_is_spared_by_the_end() -> None:
     job = LeasedJob("a")
     async with settling(all_taken) as (settler, wire):
         settler.put(Settlement(job, "start"))
@@ -143,7 +144,7 @@ async def test_a_start_that_has_not_left_is_spared_by_the_end():
     assert wire.verbs == [[("a", "complete")]]
 
 
-async def test_progress_that_has_not_left_gives_way_to_newer_progress_and_both_are_acknowledged():
+async def test_progress_that_has_not_left_gives_way_to_newer_progress_and_both_are_acknowledged() -> None:
     job = LeasedJob("a")
     taken: list[bool] = []
     async with settling(all_taken) as (settler, wire):
@@ -155,7 +156,7 @@ async def test_progress_that_has_not_left_gives_way_to_newer_progress_and_both_a
     assert taken == [True] * 3
 
 
-async def test_logs_go_by_their_own_route_before_what_was_said_after_them():
+async def test_logs_go_by_their_own_route_before_what_was_said_after_them() -> None:
     job = LeasedJob("a")
     async with settling(all_taken) as (settler, wire):
         settler.put(Settlement(job, "logs", {"entries": [{"message": "1"}]}))
@@ -168,7 +169,7 @@ async def test_logs_go_by_their_own_route_before_what_was_said_after_them():
     assert wire.verbs[1:] == [[("a", "complete")]]
 
 
-async def test_a_lost_lease_silences_the_job_and_nobody_else():
+async def test_a_lost_lease_silences_the_job_and_nobody_else() -> None:
     def answer(path: str, body: dict[str, Any]) -> Reply:
         return reply(
             200,
@@ -196,7 +197,7 @@ async def test_a_lost_lease_silences_the_job_and_nobody_else():
     assert wire.verbs == [[("a", "progress"), ("b", "complete")]]
 
 
-async def test_an_entry_that_the_server_names_as_wrong_is_the_only_one_to_suffer():
+async def test_an_entry_that_the_server_names_as_wrong_is_the_only_one_to_suffer() -> None:
     def answer(path: str, body: dict[str, Any]) -> Reply:
         for index, each in enumerate(body["settlements"]):
             if each.get("result") == "bad":
@@ -214,7 +215,7 @@ async def test_an_entry_that_the_server_names_as_wrong_is_the_only_one_to_suffer
     ]
 
 
-async def test_a_result_that_is_too_large_is_found_by_halving():
+async def test_a_result_that_is_too_large_is_found_by_halving() -> None:
     def answer(path: str, body: dict[str, Any]) -> Reply:
         if any(each.get("result") == "huge" for each in body["settlements"]):
             return Reply(413, {}, b'{"code": "payload_too_large"}')
@@ -229,7 +230,7 @@ async def test_a_result_that_is_too_large_is_found_by_halving():
     assert all(len(job.heard) == 1 for job in jobs)
 
 
-async def test_a_server_that_is_away_gets_the_very_same_settlement_again():
+async def test_a_server_that_is_away_gets_the_very_same_settlement_again() -> None:
     tries = 0
 
     def answer(path: str, body: dict[str, Any]) -> Reply:
@@ -251,7 +252,7 @@ async def test_a_server_that_is_away_gets_the_very_same_settlement_again():
     assert len(job.heard) == 1
 
 
-async def test_patience_ends_some_time_after_the_lease():
+async def test_patience_ends_some_time_after_the_lease() -> None:
     def answer(path: str, body: dict[str, Any]) -> Reply:
         raise Unreachable("nobody there", maybe_received=False)
 

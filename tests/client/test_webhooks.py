@@ -29,17 +29,17 @@ def signed(body: str = BODY, secret: str = SECRET, at: datetime | None = None) -
     }
 
 
-def test_what_the_reference_signs_is_accepted():
+def test_what_the_reference_signs_is_accepted() -> None:
     assert verify_webhook(BODY.encode(), signed(), SECRET)["data"]["text"] == "grüß dich"
     assert verify_webhook(BODY, signed(), SECRET) == json.loads(BODY)
 
 
-def test_header_names_may_have_any_case():
+def test_header_names_may_have_any_case() -> None:
     headers = {name.title(): value for name, value in signed().items()}
     assert verify_webhook(BODY, headers, SECRET)
 
 
-def test_one_of_several_signatures_and_secrets_is_enough_while_rotating():
+def test_one_of_several_signatures_and_secrets_is_enough_while_rotating() -> None:
     old = "whsec_" + base64.b64encode(secrets.token_bytes(24)).decode()
     headers = signed()
     headers["webhook-signature"] = f"v1a,AAAA {signed(secret=old)['webhook-signature']} v1,nonsense"
@@ -48,7 +48,7 @@ def test_one_of_several_signatures_and_secrets_is_enough_while_rotating():
         verify_webhook(BODY, headers, SECRET)
 
 
-def test_a_changed_body_id_or_timestamp_is_rejected():
+def test_a_changed_body_id_or_timestamp_is_rejected() -> None:
     with pytest.raises(WebhookRejected, match="no signature"):
         verify_webhook(BODY + " ", signed(), SECRET)
     with pytest.raises(WebhookRejected, match="no signature"):
@@ -59,7 +59,7 @@ def test_a_changed_body_id_or_timestamp_is_rejected():
 
 
 @pytest.mark.parametrize("minutes", [-6, 6])
-def test_an_old_or_future_timestamp_is_rejected_though_rightly_signed(minutes: int):
+def test_an_old_or_future_timestamp_is_rejected_though_rightly_signed(minutes: int) -> None:
     headers = signed(at=datetime.now(UTC) + timedelta(minutes=minutes))
     with pytest.raises(WebhookRejected, match="timestamp"):
         verify_webhook(BODY, headers, SECRET)
@@ -67,20 +67,20 @@ def test_an_old_or_future_timestamp_is_rejected_though_rightly_signed(minutes: i
 
 
 @pytest.mark.parametrize("missing", ["webhook-id", "webhook-timestamp", "webhook-signature"])
-def test_a_missing_header_is_rejected(missing: str):
+def test_a_missing_header_is_rejected(missing: str) -> None:
     headers = signed()
     del headers[missing]
     with pytest.raises(WebhookRejected, match=missing):
         verify_webhook(BODY, headers, SECRET)
 
 
-def test_a_secret_that_is_none_is_rejected():
+def test_a_secret_that_is_none_is_rejected() -> None:
     with pytest.raises(WebhookRejected, match="secret"):
         verify_webhook(BODY, signed(), "whsec_not base64!")
 
 
 @given(st.binary(min_size=24, max_size=64), st.booleans(), st.binary(max_size=50))
-def test_whatever_secret_the_server_takes_is_taken_here(key: bytes, padded: bool, noise: bytes):
+def test_whatever_secret_the_server_takes_is_taken_here(key: bytes, padded: bool, noise: bytes) -> None:
     encoded = base64.b64encode(key).decode()
     secret = "whsec_" + (encoded if padded else encoded.rstrip("="))
     body = json.dumps({"noise": noise.hex()}).encode()
@@ -94,7 +94,7 @@ def test_whatever_secret_the_server_takes_is_taken_here(key: bytes, padded: bool
 
 
 @pytest.mark.parametrize("secret", ["", "whsec_", "whsec_" + base64.b64encode(b"x" * 23).decode()])
-def test_nobody_signs_with_a_secret_that_was_never_set_or_is_too_short(secret: str):
+def test_nobody_signs_with_a_secret_that_was_never_set_or_is_too_short(secret: str) -> None:
     at = datetime.now(UTC)
     signed_data = f"01J-4.{int(at.timestamp())}.{BODY}".encode()
     key = base64.b64decode(secret.removeprefix("whsec_"))
@@ -112,7 +112,7 @@ ENCODED = st.binary(max_size=80).map(lambda key: base64.b64encode(key).decode())
 
 
 @given(st.one_of(st.text(max_size=100), NEARLY_BASE64, ENCODED))
-def test_both_sides_take_the_same_secrets_for_the_same_keys(text: str):
+def test_both_sides_take_the_same_secrets_for_the_same_keys(text: str) -> None:
     secret = f"whsec_{text}"
     try:
         theirs = parse_secret(secret)

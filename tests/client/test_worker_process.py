@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from foreman_client import AsyncForeman, Foreman, JobHandle, Worker
 from tests.client.conftest import working
 from tests.conftest import ROOT, MakeServer, Server, wait_until
+from tests.patience import until
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -51,7 +53,7 @@ def is_past(handle: JobHandle, seq: int) -> bool:
 
 def test_sigterm_in_mid_work_gives_the_job_back_and_spends_no_attempt(
     shared_server: Server, foreman: Foreman, start: Start
-):
+) -> None:
     handle = foreman.submit("told-to-leave", {"seconds": 600})
     process = start(shared_server, "told-to-leave")
     assert said(process) == f"{handle.job_id} 1\n"
@@ -67,7 +69,9 @@ def test_sigterm_in_mid_work_gives_the_job_back_and_spends_no_attempt(
     handle.cancel()
 
 
-def test_an_idle_worker_leaves_at_once_when_told_to(shared_server: Server, foreman: Foreman, start: Start):
+def test_an_idle_worker_leaves_at_once_when_told_to(
+    shared_server: Server, foreman: Foreman, start: Start
+) -> None:
     process = start(shared_server, "idle")
     handle = foreman.submit("idle", {"seconds": 0})
     handle.wait(20)
@@ -79,7 +83,7 @@ def test_an_idle_worker_leaves_at_once_when_told_to(shared_server: Server, forem
 
 def test_a_worker_frozen_past_its_lease_cannot_settle_what_another_has_taken_over(
     shared_server: Server, foreman: Foreman, start: Start
-):
+) -> None:
     frozen = start(shared_server, "frozen", lease_seconds=0.5)
     for _ in range(3):
         handle = foreman.submit("frozen", {"seconds": 0.4})
@@ -103,7 +107,9 @@ def test_a_worker_frozen_past_its_lease_cannot_settle_what_another_has_taken_ove
         assert (after.state, after.result) == ("done", job.result)
 
 
-def test_a_killed_workers_job_is_done_by_another(shared_server: Server, foreman: Foreman, start: Start):
+def test_a_killed_workers_job_is_done_by_another(
+    shared_server: Server, foreman: Foreman, start: Start
+) -> None:
     handle = foreman.submit("killed", {"seconds": 600}, backoff_seconds=0.01)
     victim = start(shared_server, "killed", lease_seconds=0.5)
     assert said(victim)
@@ -115,13 +121,13 @@ def test_a_killed_workers_job_is_done_by_another(shared_server: Server, foreman:
 
 async def test_a_result_is_kept_while_the_server_is_away_and_handed_in_when_it_is_back(
     make_server: MakeServer, caplog: pytest.LogCaptureFixture
-):
+) -> None:
     server = await asyncio.to_thread(make_server)
     began, away, finished = asyncio.Event(), asyncio.Event(), asyncio.Event()
     worker = Worker(server.url, lease_seconds=30)
 
     @worker.task("patient")
-    async def patient(payload):
+    async def patient(payload: Any) -> Any:
         began.set()
         await away.wait()
         finished.set()
@@ -133,8 +139,7 @@ async def test_a_result_is_kept_while_the_server_is_away_and_handed_in_when_it_i
         server.kill()
         away.set()
         await finished.wait()
-        while "cannot settle" not in caplog.text:
-            await asyncio.sleep(0.02)
+        await until(lambda: "cannot settle" in caplog.text)
         await asyncio.to_thread(server.start)
         job = await handle.wait(30)
         assert (job.result, job.attempt) == ("kept", 1)
@@ -142,12 +147,12 @@ async def test_a_result_is_kept_while_the_server_is_away_and_handed_in_when_it_i
         assert (await (await foreman.submit("patient")).wait(30)).result == "kept"
 
 
-async def test_a_result_over_the_size_limit_fails_its_own_job_and_no_other(make_server: MakeServer):
+async def test_a_result_over_the_size_limit_fails_its_own_job_and_no_other(make_server: MakeServer) -> None:
     server = await asyncio.to_thread(make_server, FOREMAN_MAX_BODY_BYTES="65536")
     worker = Worker(server.url)
 
     @worker.task("sized")
-    async def sized(payload):
+    async def sized(payload: Any) -> Any:
         return "x" * payload["size"]
 
     async with AsyncForeman(server.url) as foreman, working(worker), asyncio.timeout(60):

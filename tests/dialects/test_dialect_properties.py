@@ -115,7 +115,7 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
 
 
 def without_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    plain = json.loads(json.dumps(messages))
+    plain: list[dict[str, Any]] = json.loads(json.dumps(messages))
     for message in plain:
         message.pop("tool_call_id", None)
         for call in message.get("tool_calls", []):

@@ -17,9 +17,10 @@ def chat(fake: FakeOllama, model: str = "llama3.2", **fields: Any) -> httpx.Resp
 
 
 def load(fake: FakeOllama, model: str = "llama3.2", **fields: Any) -> dict[str, Any]:
-    return httpx.post(
+    answered: dict[str, Any] = httpx.post(
         f"{fake.url}/api/chat", json={"model": model, "messages": [], **fields}, timeout=10
     ).json()
+    return answered
 
 
 def resident(fake: FakeOllama) -> list[str]:

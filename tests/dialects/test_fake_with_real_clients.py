@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import jsonschema_rs
@@ -80,7 +81,7 @@ def test_ollama_chat_without_stream_is_one_object(client: ollama.Client) -> None
 
 
 def test_ollama_chat_calls_a_tool_and_then_reads_its_result(client: ollama.Client) -> None:
-    messages: list = said("please get_weather for me")
+    messages: list[Any] = said("please get_weather for me")
     answer = client.chat("llama3.2", messages, tools=[WEATHER])
     assert answer.message.tool_calls is not None
     call = answer.message.tool_calls[0]
@@ -257,5 +258,5 @@ def test_langchain_invokes_and_streams(fake: FakeOllama) -> None:
         assert "".join(str(part.content) for part in model.stream("hello there")) == "You said: hello there"
     finally:
         # Neither is closed by anything that langchain offers.
-        model._client.close()
-        asyncio.run(model._async_client.close())
+        model._client.close()  # type: ignore[no-untyped-call]
+        asyncio.run(model._async_client.close())  # type: ignore[no-untyped-call]

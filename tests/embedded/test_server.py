@@ -25,6 +25,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from app.embedded import EmbeddedPostgres, EmbeddedPostgresError, identity, processes
+from tests.patience import wait_until
 
 ROOT = os.geteuid() == 0
 only_root = pytest.mark.skipif(not ROOT, reason="needs root")
@@ -83,7 +84,11 @@ class Owner:
         assert self.process.stdout is not None
         self.process.stdout.close()
         if self.postmaster and alive(self.postmaster, self.data_dir):
-            wait_until(lambda: not alive(self.postmaster, self.data_dir), else_do=self.kill_postmaster)
+            try:
+                wait_until(lambda: not alive(self.postmaster, self.data_dir))
+            except AssertionError:
+                self.kill_postmaster()
+                raise
         shutil.rmtree(EmbeddedPostgres(self.data_dir).socket_dir, ignore_errors=True)
 
     def words(self) -> list[str]:
@@ -118,16 +123,6 @@ class Owner:
         while self.words():
             pass
         return self.acknowledged
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 30.0, else_do: Any = None) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            if else_do is not None:
-                else_do()
-            raise AssertionError(f"still waiting after {seconds} s")
-        time.sleep(0.002)
 
 
 def alive(pid: int, data_dir: Path) -> bool:
@@ -190,14 +185,16 @@ def data_dir() -> Iterator[Path]:
 
 
 @pytest.fixture
-def no_namespaces(monkeypatch) -> None:
+def no_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: int) -> None:
         raise PermissionError("unshare")
 
     monkeypatch.setattr(identity, "enter_user_namespace", refuse)
 
 
-def test_a_first_start_makes_role_and_database_and_a_second_is_quick(folder, capsys):
+def test_a_first_start_makes_role_and_database_and_a_second_is_quick(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     server = EmbeddedPostgres(folder / "made on the way" / 'it\'s "new" é')
     assert is_up(server) == (False, False)
     times = []
@@ -238,10 +235,10 @@ def test_a_first_start_makes_role_and_database_and_a_second_is_quick(folder, cap
 @pytest.mark.parametrize(
     "sign", ["PG_VERSION", "global/pg_control", "base/?????"], ids=["begun", "bootstrapping", "nearly done"]
 )
-def test_killed_during_initdb_the_next_start_begins_anew(folder, sign):
+def test_killed_during_initdb_the_next_start_begins_anew(folder: Path, sign: str) -> None:
     never_finish = "Path.rename = lambda *_: time.sleep(60)"
     with Owner(folder, durable=False, before=never_finish) as owner:
-        wait_until(lambda: list(folder.glob(f"postgres.initdb-*/{sign}")))
+        wait_until(lambda: list(folder.glob(f"postgres.initdb-*/{sign}")), every=0.002)
         owner.kill()
         assert not (folder / "postgres").exists()
         with EmbeddedPostgres(folder, durable=False) as server:
@@ -250,7 +247,7 @@ def test_killed_during_initdb_the_next_start_begins_anew(folder, sign):
         assert names == ["postgres", "postgres.lock", "postgres.log"]
 
 
-def test_killed_with_the_owner_the_server_ends_and_no_acknowledged_row_is_lost(data_dir):
+def test_killed_with_the_owner_the_server_ends_and_no_acknowledged_row_is_lost(data_dir: Path) -> None:
     with Owner(data_dir) as owner:
         owner.write(rows=200)
         owner.kill()
@@ -264,14 +261,14 @@ def test_killed_with_the_owner_the_server_ends_and_no_acknowledged_row_is_lost(d
     ["", DEAF, pytest.param(NO_NAMESPACES, marks=only_root)],
     ids=["", "in the background of a script", "as nobody"],
 )
-def test_the_server_does_not_outlive_a_killed_owner(data_dir, before):
+def test_the_server_does_not_outlive_a_killed_owner(data_dir: Path, before: str) -> None:
     with Owner(data_dir, before=before) as owner:
         owner.write(rows=1)
         owner.kill()
         wait_until(lambda: not alive(owner.postmaster, data_dir))
 
 
-def test_killed_owner_and_postmaster_lose_no_acknowledged_row(data_dir):
+def test_killed_owner_and_postmaster_lose_no_acknowledged_row(data_dir: Path) -> None:
     with Owner(data_dir) as owner:
         owner.write(rows=200)
         owner.kill_postmaster()
@@ -279,7 +276,7 @@ def test_killed_owner_and_postmaster_lose_no_acknowledged_row(data_dir):
         assert_nothing_lost(data_dir, owner.last_acknowledged())
 
 
-def test_a_server_that_outlived_its_owner_is_ended_by_the_next_start(data_dir):
+def test_a_server_that_outlived_its_owner_is_ended_by_the_next_start(data_dir: Path) -> None:
     # prctl(0) is no request, so the server is not told of the owner's death: as on macOS.
     with Owner(data_dir, before="processes.PR_SET_PDEATHSIG = 0") as owner:
         owner.write(rows=200)
@@ -289,7 +286,7 @@ def test_a_server_that_outlived_its_owner_is_ended_by_the_next_start(data_dir):
         assert not alive(owner.postmaster, data_dir)
 
 
-def test_a_forked_child_of_a_killed_owner_does_not_keep_the_lock(data_dir):
+def test_a_forked_child_of_a_killed_owner_does_not_keep_the_lock(data_dir: Path) -> None:
     fork = "child = os.fork() or (os.close(1), time.sleep(60), os._exit(0))\ntell('child', child)"
     with Owner(data_dir, after=fork) as owner:
         child = owner.wait_for("child")
@@ -302,7 +299,7 @@ def test_a_forked_child_of_a_killed_owner_does_not_keep_the_lock(data_dir):
             os.kill(child, signal.SIGKILL)
 
 
-def test_stopping_in_a_forked_child_leaves_the_server_of_its_parent_alone(data_dir):
+def test_stopping_in_a_forked_child_leaves_the_server_of_its_parent_alone(data_dir: Path) -> None:
     with EmbeddedPostgres(data_dir, durable=False) as server:
         child = os.fork()
         if child == 0:
@@ -313,7 +310,7 @@ def test_stopping_in_a_forked_child_leaves_the_server_of_its_parent_alone(data_d
         assert ask(server.dsn, "SELECT 1") == 1
 
 
-def test_a_postmaster_killed_under_its_owner_can_be_started_again(data_dir):
+def test_a_postmaster_killed_under_its_owner_can_be_started_again(data_dir: Path) -> None:
     with EmbeddedPostgres(data_dir) as server:
         ask(server.dsn, "CREATE TABLE kept_by_its_owner AS SELECT 7 AS number")
         first = server.pid
@@ -326,7 +323,7 @@ def test_a_postmaster_killed_under_its_owner_can_be_started_again(data_dir):
         assert ask(server.dsn, "SELECT number FROM kept_by_its_owner") == 7
 
 
-def test_a_start_waits_for_processes_of_a_killed_postmaster(data_dir):
+def test_a_start_waits_for_processes_of_a_killed_postmaster(data_dir: Path) -> None:
     with EmbeddedPostgres(data_dir, durable=False) as server:
         writer = ask(server.dsn, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'")
         os.kill(writer, signal.SIGSTOP)  # now it cannot see that its postmaster dies, and stays attached
@@ -347,7 +344,7 @@ def test_a_start_waits_for_processes_of_a_killed_postmaster(data_dir):
         assert ask(server.dsn, "SELECT 1") == 1
 
 
-def test_a_pid_file_that_names_a_stranger_does_not_keep_the_server_out(data_dir):
+def test_a_pid_file_that_names_a_stranger_does_not_keep_the_server_out(data_dir: Path) -> None:
     stranger = subprocess.Popen(["sleep", "60"])
     try:
         pid_file = data_dir / "postgres" / "postmaster.pid"
@@ -362,7 +359,7 @@ def test_a_pid_file_that_names_a_stranger_does_not_keep_the_server_out(data_dir)
         stranger.wait()
 
 
-def test_two_servers_on_one_folder_are_refused_with_the_name_of_the_owner(data_dir):
+def test_two_servers_on_one_folder_are_refused_with_the_name_of_the_owner(data_dir: Path) -> None:
     second = EmbeddedPostgres(data_dir, durable=False)
     with EmbeddedPostgres(data_dir, durable=False) as first:
         with pytest.raises(EmbeddedPostgresError, match="another foreman serve is using") as refusal:
@@ -375,7 +372,7 @@ def test_two_servers_on_one_folder_are_refused_with_the_name_of_the_owner(data_d
 
 
 @pytest.mark.parametrize("name", ["with some spaces", 'it\'s "quoted", $HOME é 作業', "long " * 40])
-def test_a_folder_may_be_moved_and_have_any_name(folder, data_dir, name):
+def test_a_folder_may_be_moved_and_have_any_name(folder: Path, data_dir: Path, name: str) -> None:
     moved = folder / name / "data"
     moved.parent.mkdir()
     data_dir.rename(moved)
@@ -386,7 +383,7 @@ def test_a_folder_may_be_moved_and_have_any_name(folder, data_dir, name):
         moved.rename(data_dir)
 
 
-def test_sqlalchemy_understands_the_dsn_too(data_dir):
+def test_sqlalchemy_understands_the_dsn_too(data_dir: Path) -> None:
     async def through_sqlalchemy(dsn: str) -> str:
         engine = create_async_engine(dsn.replace("postgresql:", "postgresql+asyncpg:", 1))
         async with engine.connect() as connection:
@@ -398,7 +395,7 @@ def test_sqlalchemy_understands_the_dsn_too(data_dir):
         assert asyncio.run(through_sqlalchemy(server.dsn)) == "foreman"
 
 
-def test_each_test_can_have_a_database_copied_from_a_template(data_dir):
+def test_each_test_can_have_a_database_copied_from_a_template(data_dir: Path) -> None:
     with EmbeddedPostgres(data_dir, durable=False) as server:
         assert ask(server.dsn, "SELECT current_setting('fsync')") == "off"
         ask(server.dsn, "CREATE DATABASE template_foreman")
@@ -407,7 +404,9 @@ def test_each_test_can_have_a_database_copied_from_a_template(data_dir):
         assert ask(server.dsn_for("test 1"), "SELECT number FROM things") == 42
 
 
-def test_settings_in_the_environment_do_not_lead_astray(data_dir, monkeypatch):
+def test_settings_in_the_environment_do_not_lead_astray(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PGDATA", "/nowhere")
     monkeypatch.setenv("PGPORT", "9999")
     monkeypatch.setenv("PGHOST", "example.invalid")
@@ -416,14 +415,14 @@ def test_settings_in_the_environment_do_not_lead_astray(data_dir, monkeypatch):
         assert ask(server.dsn, "SELECT current_database()") == "foreman"
 
 
-def test_a_server_that_does_not_come_up_says_why_and_lets_go_of_the_folder(data_dir):
+def test_a_server_that_does_not_come_up_says_why_and_lets_go_of_the_folder(data_dir: Path) -> None:
     with pytest.raises(EmbeddedPostgresError, match='invalid value for parameter "max_connections": "many"'):
         EmbeddedPostgres(data_dir, options={"max_connections": "many"}).start()
     with EmbeddedPostgres(data_dir, durable=False, options={"max_connections": "33"}) as server:
         assert ask(server.dsn, "SELECT current_setting('max_connections')") == "33"
 
 
-def test_a_log_grown_large_is_put_aside(data_dir, monkeypatch):
+def test_a_log_grown_large_is_put_aside(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("app.embedded.server.LOG_BYTES", 10)
     with EmbeddedPostgres(data_dir, durable=False) as server:
         before = server.log_path.stat().st_ino
@@ -433,13 +432,13 @@ def test_a_log_grown_large_is_put_aside(data_dir, monkeypatch):
         assert b"ready to accept connections" in server.log_path.read_bytes()
 
 
-def test_a_folder_that_cannot_be_made_is_named(folder):
+def test_a_folder_that_cannot_be_made_is_named(folder: Path) -> None:
     (folder / "file").write_text("in the way")
     with pytest.raises(EmbeddedPostgresError, match="file/data"):
         EmbeddedPostgres(folder / "file" / "data").start()
 
 
-def test_a_socket_folder_open_to_others_is_not_used(data_dir):
+def test_a_socket_folder_open_to_others_is_not_used(data_dir: Path) -> None:
     server = EmbeddedPostgres(data_dir)
     server.socket_dir.mkdir()
     server.socket_dir.chmod(0o777)
@@ -450,7 +449,7 @@ def test_a_socket_folder_open_to_others_is_not_used(data_dir):
         server.socket_dir.rmdir()
 
 
-def test_a_socket_folder_that_is_a_link_is_not_used(data_dir, folder):
+def test_a_socket_folder_that_is_a_link_is_not_used(data_dir: Path, folder: Path) -> None:
     server = EmbeddedPostgres(data_dir)
     server.socket_dir.symlink_to(folder)
     try:
@@ -461,7 +460,7 @@ def test_a_socket_folder_that_is_a_link_is_not_used(data_dir, folder):
 
 
 @only_root
-def test_a_socket_folder_of_somebody_else_is_not_used(data_dir):
+def test_a_socket_folder_of_somebody_else_is_not_used(data_dir: Path) -> None:
     server = EmbeddedPostgres(data_dir)
     server.socket_dir.mkdir(mode=0o700)
     os.chown(server.socket_dir, 12345, 12345)
@@ -472,14 +471,16 @@ def test_a_socket_folder_of_somebody_else_is_not_used(data_dir):
         server.socket_dir.rmdir()
 
 
-def test_only_its_owner_can_reach_socket_data_and_log(data_dir):
+def test_only_its_owner_can_reach_socket_data_and_log(data_dir: Path) -> None:
     with EmbeddedPostgres(data_dir, durable=False) as server:
         for path in (server.socket_dir, server.cluster_dir, server.log_path):
             assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
 
 
 @only_root
-def test_root_runs_it_as_nobody_where_namespaces_are_forbidden_and_can_change_back(folder, monkeypatch):
+def test_root_runs_it_as_nobody_where_namespaces_are_forbidden_and_can_change_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data_dir = folder / "data with spaces"
     nobody = pwd.getpwnam("nobody").pw_uid
 
@@ -510,7 +511,9 @@ def test_root_runs_it_as_nobody_where_namespaces_are_forbidden_and_can_change_ba
 
 
 @only_root
-def test_root_is_told_what_to_do_when_nobody_cannot_reach_the_folder(folder, no_namespaces):
+def test_root_is_told_what_to_do_when_nobody_cannot_reach_the_folder(
+    folder: Path, no_namespaces: None
+) -> None:
     (folder / "home").mkdir(mode=0o700)
     with pytest.raises(EmbeddedPostgresError) as refusal:
         EmbeddedPostgres(folder / "home" / "data").start()
@@ -520,7 +523,7 @@ def test_root_is_told_what_to_do_when_nobody_cannot_reach_the_folder(folder, no_
 
 
 @only_root
-def test_a_normal_user_gets_a_server_and_keeps_the_rows_through_a_kill(folder):
+def test_a_normal_user_gets_a_server_and_keeps_the_rows_through_a_kill(folder: Path) -> None:
     nobody = pwd.getpwnam("nobody")
     data_dir = folder / "home of nobody"
     data_dir.mkdir(mode=0o700)

@@ -18,7 +18,7 @@ from app.store.database import Database
 from app.store.queues import configure
 from app.store.settle import heartbeat
 from app.store.sweep import NEVER, ONE_AT_A_TIME, Swept, Watchfulness, sweep
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, turn_of_the_loop, until
 from tests.store.making import backdate, log_of, running, states_of
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
@@ -204,10 +204,8 @@ async def test_finding_another_replica_at_it_is_no_look(database: Database) -> N
         assert await other.fetchval(ONE_AT_A_TIME)
         began = await database.fetchval("SELECT clock_timestamp()")
         assert await sweep(database, cancel_grace_seconds=10, watchfulness=watchfulness) is None
-        while await database.fetchval(
-            "SELECT clock_timestamp() < $1::timestamptz + interval '1 second'", began
-        ):
-            await asyncio.sleep(0.05)
+        a_second_later = "SELECT clock_timestamp() >= $1::timestamptz + interval '1 second'"
+        await until(lambda: database.fetchval(a_second_later, began))
     swept = await look(database, watchfulness)
     assert (swept.rescued, swept.unconfirmed) == ([], True)
 
@@ -217,11 +215,10 @@ async def test_a_look_begins_before_what_it_waits_for_and_ends_after_it(database
     async with database.transaction() as other:
         await other.execute("LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE")
         looking = asyncio.create_task(look(database, watchfulness))
-        async with asyncio.timeout(10 * PATIENCE):
-            while not await other.fetchval(
-                "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE relation = 'jobs'::regclass AND NOT granted)"
-            ):
-                await asyncio.sleep(0.02)
+        waited_for = (
+            "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE relation = 'jobs'::regclass AND NOT granted)"
+        )
+        await until(lambda: other.fetchval(waited_for))
         hung_at = await other.fetchval("SELECT clock_timestamp()")
     await looking
     [seen] = watchfulness._looks
@@ -242,11 +239,9 @@ async def sweeper(database_url: str) -> AsyncIterator[Sweeper]:
 
 async def seasoned(database: Database, sweeper: Sweeper) -> None:
     """Its first look was an hour ago, its last one a minute ago; and the tests' database was not started just now."""
-    while await database.fetchval(
-        "SELECT clock_timestamp() < pg_postmaster_start_time() + $1::interval",
-        timedelta(seconds=sweeper_module.GRACE_SECONDS),
-    ):
-        await asyncio.sleep(0.05)
+    grace = timedelta(seconds=sweeper_module.GRACE_SECONDS)
+    is_over = "SELECT clock_timestamp() >= pg_postmaster_start_time() + $1::interval"
+    await until(lambda: database.fetchval(is_over, grace))
     now = await database.fetchval("SELECT clock_timestamp()")
     for ago in (timedelta(hours=1), timedelta(minutes=1)):
         sweeper._watchfulness.look(now - ago, LONG_AGO)
@@ -313,7 +308,7 @@ async def test_the_keeper_of_leases_is_back_soon_however_long_the_outage_was(
             rests.append(seconds)
             if len(rests) == 50:
                 back.set()
-        await asyncio.sleep(0.001)
+        await turn_of_the_loop()
 
     monkeypatch.setattr(Worker, "_heartbeat", away)
     monkeypatch.setattr(Loop, "_rest", at_once)

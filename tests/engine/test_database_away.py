@@ -18,7 +18,7 @@ from app.store import locks
 from app.store.migrate import migrate
 from tests.conftest import MakeServer, Server, free_port, wait_until
 from tests.engine.fleet import QUICK, all_reach, check_invariants, count, echo, fetch, story, submit
-from tests.patience import PATIENCE
+from tests.patience import pace, until
 
 
 @pytest.fixture
@@ -134,9 +134,7 @@ IS_AWAITED = f"SELECT EXISTS (SELECT 1 FROM pg_locks AS look WHERE {THE_LOOK} AN
 
 
 async def comes_true(connection: asyncpg.Connection, question: str, *arguments: object) -> None:
-    async with asyncio.timeout(10 * PATIENCE):
-        while not await connection.fetchval(question, *arguments):
-            await asyncio.sleep(0.02)
+    await until(lambda: connection.fetchval(question, *arguments))
 
 
 class OutsideWorker:
@@ -160,7 +158,7 @@ class OutsideWorker:
     async def keep_beating(self, lease_seconds: float, answers: list[int]) -> None:
         while True:
             answers.append(await self.beat(lease_seconds))
-            await asyncio.sleep(lease_seconds / 3)
+            await pace(lease_seconds / 3)
 
 
 async def test_a_database_that_hangs_for_longer_than_the_leases_runs_nothing_twice(

@@ -15,6 +15,7 @@ from app.store.database import Database
 from app.store.events import CHATTER_TYPES, READ, NewEvent, Want, append, read_pages
 from app.store.partitions import DAYS_AHEAD, renew
 from app.store.steer import cancel, delete
+from tests.patience import until
 from tests.store.making import TENANT, put_one, running
 
 TYPES = ["output", "progress", "log", "approve"]
@@ -237,8 +238,7 @@ async def test_a_janitor_at_work_keeps_the_others_out_until_it_is_done(database:
     async with database.transaction() as somebody:
         await somebody.execute("LOCK TABLE chatter_rest IN EXCLUSIVE MODE")
         first = asyncio.create_task(renew(database, "chatter", 7))
-        while not await database.fetchval(WAITING_FOR_THE_REST):
-            await asyncio.sleep(0.01)
+        await until(lambda: database.fetchval(WAITING_FOR_THE_REST))
         assert await renew(database, "chatter", 7) is None
         assert not first.done()
     assert await first is not None

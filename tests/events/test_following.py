@@ -17,6 +17,7 @@ from app.jobs.states import Verb
 from app.store.database import Database
 from app.store.events import NewEvent
 from app.store.settle import Settlement, settle
+from tests.patience import until
 from tests.store.making import TENANT, claim_one, put_one, row_of
 
 QUIET = 0.2
@@ -88,10 +89,16 @@ class Reader:
         return "".join(part for part in self.parts if isinstance(part, str))
 
     async def until(self, text: str) -> None:
-        async with asyncio.timeout(10):
-            while self.text != text:
-                assert text.startswith(self.text), self.text
-                await asyncio.sleep(0.01)
+        def is_told() -> bool:
+            assert text.startswith(self.text), self.text
+            return self.text == text
+
+        await until(is_told)
+
+    async def has_nothing_more(self) -> None:
+        """Told of silence twice from now on, it has seen all that was there."""
+        before = len(self.got)
+        await until(lambda: sum(isinstance(each, Quiet) for each in self.got[before:]) >= 2)
 
     async def end(self) -> Followed:
         async with asyncio.timeout(10):
@@ -118,7 +125,7 @@ async def test_the_first_token_does_not_wait_for_the_first_row(
     monkeypatch.setattr(scribe, "FIRST_ROW_SECONDS", 3600.0)
     reader = Reader(house.follower())
     transcript = await house.begin()
-    await asyncio.sleep(QUIET)
+    await reader.has_nothing_more()
     transcript.say("now")
     await reader.until("now")
     transcript.close()
@@ -264,7 +271,7 @@ async def test_a_row_that_was_never_written_is_made_up_for_by_the_result(house: 
     await house.write(0, "one ")
     await house.write(8, "three")
     await reader.until("one ")
-    await asyncio.sleep(0.1)
+    await reader.has_nothing_more()
     assert reader.text == "one "
     await house.complete("one two three")
     assert isinstance(await reader.end(), Ended)
@@ -284,9 +291,7 @@ async def test_rows_whose_day_was_dropped_are_made_up_for_by_the_result(house: H
 
 async def test_silence_is_told_and_a_deleted_job_is_an_error(house: House) -> None:
     reader = Reader(house.follower())
-    async with asyncio.timeout(5):
-        while len(reader.got) < 3:
-            await asyncio.sleep(0.02)
+    await until(lambda: len(reader.got) >= 3)
     assert reader.got == [Quiet("queued")] * len(reader.got)
     await house.database.execute("DELETE FROM jobs")
     with pytest.raises(NotFound):
@@ -295,7 +300,7 @@ async def test_silence_is_told_and_a_deleted_job_is_an_error(house: House) -> No
 
 async def test_an_abandoned_follower_ends_without_a_last_word(house: House) -> None:
     reader = Reader(house.follower())
-    await asyncio.sleep(0.05)
+    await reader.has_nothing_more()
     reader.follower.abandon()
     async with asyncio.timeout(5):
         await reader.task

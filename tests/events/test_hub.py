@@ -14,7 +14,7 @@ from app.store import events, notices
 from app.store.database import Database
 from app.store.events import NewEvent, Page, Want, append
 from app.telemetry import NOTICES
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, turn_of_the_loop, until
 from tests.store.making import job, put, put_one
 
 POLL = 0.1
@@ -26,10 +26,7 @@ async def hubs(database: Database, database_url: str) -> AsyncIterator[tuple[Hub
     pair = Hub(database, database_url, 60), Hub(database, database_url, 60)
     for hub in pair:
         await hub.start()
-    for hub in pair:
-        async with asyncio.timeout(10):
-            while hub._connection is None:
-                await asyncio.sleep(0.01)
+    await until(lambda: all(hub._connection for hub in pair))
     yield pair
     for hub in pair:
         await hub.stop()
@@ -114,9 +111,8 @@ async def test_a_connection_that_hangs_is_replaced_and_heard_on_again(
         await here.start()
         await there.start()
         try:
+            await until(lambda: there._connection)
             async with asyncio.timeout(10 * PATIENCE):
-                while there._connection is None:
-                    await asyncio.sleep(0.01)
                 relay.hang()
                 # The look that it takes by itself every few seconds.
                 there._listener.wake()
@@ -164,7 +160,7 @@ async def test_a_closing_hub_lets_nobody_wait(database: Database) -> None:
     hub = Hub(database, None, 60)
     with hub.watch("a") as watch:
         waiting = asyncio.create_task(watch.changed(0, 60))
-        await asyncio.sleep(0)
+        await turn_of_the_loop()
         hub.close_watches()
         assert await asyncio.wait_for(waiting, 5)
     with hub.watch("b") as late:

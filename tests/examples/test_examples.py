@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -62,7 +63,7 @@ needs_node = pytest.mark.skipif(shutil.which("node") is None, reason="needs Node
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 
 
-def test_the_python_worker_writes_a_report_and_tells_how_far_it_is(foreman: Foreman, start: Start):
+def test_the_python_worker_writes_a_report_and_tells_how_far_it_is(foreman: Foreman, start: Start) -> None:
     start(*PYTHON)
     handle = foreman.submit("generate_report", {"title": "Q3", "seconds_per_section": 0.01})
     job = handle.wait(30)
@@ -74,7 +75,7 @@ def test_the_python_worker_writes_a_report_and_tells_how_far_it_is(foreman: Fore
     assert failed.value.code == "no_title"
 
 
-def test_its_caller_approves_the_report_and_prints_it(start: Start):
+def test_its_caller_approves_the_report_and_prints_it(start: Start) -> None:
     start(*PYTHON)
     out, err = start(sys.executable, "examples/request_report.py", "Q4").communicate(timeout=60)
     assert "Outlook of Q4." in out
@@ -82,7 +83,7 @@ def test_its_caller_approves_the_report_and_prints_it(start: Start):
     assert "approved by request_report.py" in err
 
 
-def test_a_rejected_report_fails_with_the_reason(foreman: Foreman, start: Start):
+def test_a_rejected_report_fails_with_the_reason(foreman: Foreman, start: Start) -> None:
     start(*PYTHON)
     payload = {"title": "Q1", "seconds_per_section": 0.01, "needs_approval": True}
     handle = foreman.submit("generate_report", payload)
@@ -92,7 +93,7 @@ def test_a_rejected_report_fails_with_the_reason(foreman: Foreman, start: Start)
 
 
 @needs_node
-def test_the_node_worker_counts_words(foreman: Foreman, start: Start):
+def test_the_node_worker_counts_words(foreman: Foreman, start: Start) -> None:
     start(*NODE)
     handles = [foreman.submit("word_count", {"text": "to be or not to be"}) for _ in range(10)]
     for handle in handles:
@@ -103,7 +104,7 @@ def test_the_node_worker_counts_words(foreman: Foreman, start: Start):
 
 
 @needs_curl
-def test_the_bash_worker_makes_checksums(foreman: Foreman, start: Start):
+def test_the_bash_worker_makes_checksums(foreman: Foreman, start: Start) -> None:
     start(*BASH)
     for text in ("hello", "grüß dich"):
         expected = {"sha256": hashlib.sha256(text.encode()).hexdigest()}
@@ -119,8 +120,8 @@ LONG = [
 
 @pytest.mark.parametrize(("command", "kind", "payload"), LONG)
 def test_a_cancelled_job_stops_and_the_worker_goes_on(
-    foreman: Foreman, start: Start, command: tuple[str, ...], kind: str, payload: dict
-):
+    foreman: Foreman, start: Start, command: tuple[str, ...], kind: str, payload: dict[str, Any]
+) -> None:
     process = start(*command)
     handle = foreman.submit(kind, payload)
     wait_until(lambda: handle.status().state == "working", 30)
@@ -133,8 +134,8 @@ def test_a_cancelled_job_stops_and_the_worker_goes_on(
 
 @pytest.mark.parametrize(("command", "kind", "payload"), LONG)
 def test_a_worker_that_is_told_to_leave_gives_its_job_back(
-    foreman: Foreman, start: Start, command: tuple[str, ...], kind: str, payload: dict
-):
+    foreman: Foreman, start: Start, command: tuple[str, ...], kind: str, payload: dict[str, Any]
+) -> None:
     process = start(*command)
     handle = foreman.submit(kind, payload)
     wait_until(lambda: handle.status().state == "working", 30)

@@ -19,6 +19,7 @@ from app.jobs.outcomes import Deferred, Failed, Outcome, Retry, Succeeded
 from app.outbound import AddressPolicy, GuardedClient
 from tests.conftest import Server, free_port, wait_until
 from tests.outbound.receivers import Receiver, Visit, once, once_and_close
+from tests.patience import until
 from tests.rows import made_up
 from tests.serving import serving
 
@@ -83,7 +84,8 @@ async def run(executor: HttpExecutor, payload: dict[str, Any] | str, **changes: 
 async def result_of(executor: HttpExecutor, payload: dict[str, Any], **changes: Any) -> dict[str, Any]:
     outcome = await run(executor, payload, **changes)
     assert isinstance(outcome, Succeeded), outcome
-    return json.loads(outcome.result)
+    answered: dict[str, Any] = json.loads(outcome.result)
+    return answered
 
 
 def answer(body: bytes, content_type: str = "text/plain", status: int = 200, extra: str = "") -> bytes:
@@ -307,12 +309,9 @@ async def test_cancelling_the_run_hangs_up(executor: HttpExecutor) -> None:
 
     async with Receiver(script) as receiver:
         task = asyncio.create_task(run(executor, {"url": receiver.url}))
-        async with asyncio.timeout(10):
-            while not receiver.requests:
-                await asyncio.sleep(0.01)
-            task.cancel()
-            while not receiver.hang_ups:
-                await asyncio.sleep(0.01)
+        await until(lambda: receiver.requests)
+        task.cancel()
+        await until(lambda: receiver.hang_ups)
 
 
 @pytest.mark.parametrize(
@@ -360,7 +359,10 @@ async def submitted(server: Server, payload: dict[str, Any], **fields: Any) -> h
 
 async def finished(server: Server, job_id: str) -> dict[str, Any]:
     async with httpx.AsyncClient(timeout=30) as client:
-        return (await client.get(f"{server.url}/jobs/{job_id}", params={"wait": 20})).json()
+        answered: dict[str, Any] = (
+            await client.get(f"{server.url}/jobs/{job_id}", params={"wait": 20})
+        ).json()
+        return answered
 
 
 async def test_a_job_of_kind_http_makes_its_call_and_keeps_the_answer(server: Server) -> None:

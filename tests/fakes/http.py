@@ -20,7 +20,7 @@ class Exchange:
 
     def __init__(
         self, connection: "_Connection", method: str, path: str, headers: dict[str, str], body: bytes
-    ):
+    ) -> None:
         self.method = method
         self.path = path
         self.headers = headers

@@ -13,6 +13,7 @@ from tests.fakes.config import Config, Fault, Stats
 from tests.fakes.http import Exchange
 from tests.fakes.runners import Runners, ServerBusy, parse_keep_alive
 from tests.fakes.surfaces import OllamaSurface, OpenAISurface, Surface, Timing, pieces
+from tests.patience import pretend_to_work
 
 ENDPOINTS = {
     "/api/chat": "chat",
@@ -129,14 +130,14 @@ class Inference:
         surface = call.surface
         stream = call.body.get("stream", isinstance(surface, OllamaSurface)) is not False
         answer = compose(ask, self._config)
-        await asyncio.sleep(self._config.prefill_seconds)
+        await pretend_to_work(self._config.prefill_seconds)
         call.timing.prompt_read = Timing.now()
         said = pieces(answer)
         for position, piece in enumerate(said):
             if fault is not None and fault.after == position:
                 await self.strike(fault, exchange, surface)
-            # A sleep of zero still lets the other streams have their turn.
-            await asyncio.sleep(self._config.token_seconds)
+            # Even no time at all lets the other streams have their turn.
+            await pretend_to_work(self._config.token_seconds)
             if stream:
                 await _write(exchange, surface, surface.piece(piece))
         if fault is not None and fault.after >= len(said):
@@ -156,7 +157,7 @@ class Inference:
         inputs = asks.embed_inputs(body.get("prompt" if legacy else "input"))
         dimensions = min(body.get("dimensions") or self._config.dimensions, self._config.dimensions)
         vectors = [embedding(text, dimensions) for text in inputs]
-        await asyncio.sleep(self._config.prefill_seconds)
+        await pretend_to_work(self._config.prefill_seconds)
         tokens = count_tokens(*inputs)
         if legacy:
             await exchange.respond_json(200, {"embedding": vectors[0] if vectors else []})

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, wait_until
 
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -130,7 +130,8 @@ class FakeOllama(ChildProcess):
         return answer
 
     def stats(self) -> dict[str, Any]:
-        return self._call("GET", None)["stats"]
+        answered: dict[str, Any] = self._call("GET", None)["stats"]
+        return answered
 
     def log(self, *events: str) -> list[dict[str, Any]]:
         """What happened, oldest first: `load`, `chat`, `generate`, `embed`, `loaded`, `unloaded` …"""
@@ -138,21 +139,21 @@ class FakeOllama(ChildProcess):
 
     def wait_for(self, condition: Callable[[dict[str, Any]], bool], timeout: float = 10.0) -> dict[str, Any]:
         """The stats, as soon as they fulfil the condition."""
-        deadline = time.monotonic() + timeout * PATIENCE
-        while True:
+
+        def fulfilling() -> dict[str, Any] | None:
             stats = self.stats()
-            if condition(stats):
-                return stats
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not within {timeout} s: {stats}")
-            time.sleep(0.02)
+            return stats if condition(stats) else None
+
+        found = wait_until(fulfilling, timeout, lambda: f"not within {timeout} s: {self.stats()}")
+        assert found is not None
+        return found
 
     def _call(self, method: str, body: bytes | None) -> dict[str, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         try:
             connection.request(method, "/_control", body)
             response = connection.getresponse()
-            answer = json.loads(response.read())
+            answer: dict[str, Any] = json.loads(response.read())
         finally:
             connection.close()
         if response.status != 200:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.fakes.config import Config, Stats
+from tests.patience import pretend_to_work
 
 _RUNNER_DEFAULTS: dict[str, Any] = {
     "num_ctx": 4096,
@@ -122,7 +123,7 @@ class Runners:
     async def _load(self, model: str, options: dict[str, Any], on_load: Callable[[], Any]) -> Resident:
         evicted = await self._make_room(model)
         await on_load()
-        await asyncio.sleep(self._config.swap_seconds)
+        await pretend_to_work(self._config.swap_seconds)
         runner = self.resident[model] = Resident(model, options)
         self._stats.loads += 1
         self._stats.swaps += evicted

@@ -15,7 +15,7 @@ from app.jobs.states import (
 )
 
 # Section 2 of the specification, retyped: verb, the states it leaves, the state it enters.
-SPECIFIED = {
+SPECIFIED: dict[str, tuple[list[str | None], str]] = {
     "enqueue": ([None], "queued"),
     "claim": (["queued"], "loading"),
     "start": (["loading"], "working"),

@@ -208,7 +208,7 @@ def test_depth_is_the_same_wherever_a_slice_of_the_body_ends(value: object, limi
 def test_what_is_wrong_with_a_large_body_is_said_without_building_it(
     monkeypatch: pytest.MonkeyPatch, tail: bytes, status: int, words: str
 ) -> None:
-    monkeypatch.setattr(verbatim.json, "loads", None)
+    monkeypatch.setattr(json, "loads", None)
     with pytest.raises(InvalidRequest) as caught:
         members(b'{"a":[0' + b",[]" * 100_000 + tail)
     assert caught.value.status == status

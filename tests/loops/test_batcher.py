@@ -7,6 +7,7 @@ import pytest
 
 from app.errors import InvalidRequest, Unavailable
 from app.loops.batcher import Batcher
+from tests.patience import turn_of_the_loop, until
 
 
 class Gate:
@@ -54,7 +55,7 @@ async def test_what_comes_while_a_flush_is_in_flight_leaves_together_in_order() 
     first = put(batcher, "a")
     await gate.entered.wait()
     rest = put(batcher, "b", "c", "d")
-    await asyncio.sleep(0)
+    await turn_of_the_loop()
     assert gate.batches == [["a"]]
     gate.open()
     assert await all_of(*first, *rest) == ["A", "B", "C", "D"]
@@ -68,7 +69,7 @@ async def test_a_batch_is_as_heavy_as_allowed_and_no_heavier() -> None:
     first = put(batcher, "x")
     await gate.entered.wait()
     rest = put(batcher, "aa", "bbb", "c", "toolongforany", "d")
-    await asyncio.sleep(0)
+    await turn_of_the_loop()
     gate.open()
     await all_of(*first, *rest)
     # What is heavier than a whole batch still leaves, alone.
@@ -81,7 +82,7 @@ async def test_a_batch_is_bounded_by_bytes_as_well_as_by_rows() -> None:
     first = put(batcher, "x")
     await gate.entered.wait()
     rest = put(batcher, "a" * 6, "b" * 4, "c", "d", "e", "f", "g" * 100, "h")
-    await asyncio.sleep(0)
+    await turn_of_the_loop()
     gate.open()
     await all_of(*first, *rest)
     assert [[item[0] for item in batch] for batch in gate.batches] == [
@@ -98,9 +99,7 @@ async def test_several_flushes_may_be_in_flight_when_that_is_wanted() -> None:
     gate = Gate()
     batcher = Batcher(gate.flush, max_weight=1, in_flight=3)
     waiting = put(batcher, "a", "b", "c", "d")
-    async with asyncio.timeout(5):
-        while gate.in_flight < 3:
-            await asyncio.sleep(0)
+    await until(lambda: gate.in_flight == 3)
     gate.open()
     assert await all_of(*waiting) == ["A", "B", "C", "D"]
     assert gate.most_in_flight == 3
@@ -146,7 +145,7 @@ async def test_a_failed_flush_fails_exactly_its_own_waiters() -> None:
     lost = put(batcher, "a", "b")
     await entered.wait()
     kept = put(batcher, "c", "d")
-    await asyncio.sleep(0)
+    await turn_of_the_loop()
     go_on.set()
     assert [type(answer) for answer in await all_of(*lost)] == [Unavailable, Unavailable]
     assert await all_of(*kept) == ["c", "d"]
@@ -170,7 +169,7 @@ async def test_a_waiter_that_goes_away_takes_nobody_with_it_and_its_item_is_stil
     (first,) = put(batcher, "a")
     await gate.entered.wait()
     gone, stays = put(batcher, "gone", "stays")
-    await asyncio.sleep(0)
+    await turn_of_the_loop()
     first.cancel()
     gone.cancel()
     gate.open()
@@ -201,9 +200,9 @@ async def test_drain_waits_for_what_is_waiting_and_what_is_in_flight() -> None:
     waiting = put(batcher, "a")
     await gate.entered.wait()
     waiting += put(batcher, "b")
-    await asyncio.sleep(0)
+    await turn_of_the_loop()
     drained = asyncio.create_task(batcher.drain())
-    await asyncio.sleep(0)
+    await turn_of_the_loop()
     assert not drained.done()
     gate.open()
     async with asyncio.timeout(5):
@@ -214,7 +213,7 @@ async def test_drain_waits_for_what_is_waiting_and_what_is_in_flight() -> None:
 
 async def test_a_thousand_waiters_each_get_their_own_answer() -> None:
     async def flush(items: Sequence[int]) -> list[int | Exception]:
-        await asyncio.sleep(0)
+        await turn_of_the_loop()
         return [ValueError(item) if item % 7 == 0 else item * 2 for item in items]
 
     batcher: Batcher[int, int] = Batcher(flush, max_weight=50)

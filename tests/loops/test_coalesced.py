@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from app.loops.coalesced import Coalesced
+from tests.patience import turn_of_the_loop
 
 
 async def test_who_asks_meanwhile_shares_the_next_run() -> None:
@@ -22,9 +23,9 @@ async def test_who_asks_meanwhile_shares_the_next_run() -> None:
 
     ask = Coalesced(work)
     first = asyncio.create_task(ask())
-    await asyncio.sleep(0)
+    await turn_of_the_loop()
     others = [asyncio.create_task(ask()) for _ in range(50)]
-    await asyncio.sleep(0)
+    await turn_of_the_loop()
     assert runs == 1
     go_on.set()
     await asyncio.gather(first, *others)
@@ -42,9 +43,9 @@ async def test_one_who_goes_away_takes_nobody_along() -> None:
 
     ask = Coalesced(work)
     first, second, third = (asyncio.create_task(ask()) for _ in range(3))
-    await asyncio.sleep(0)
+    await turn_of_the_loop()
     first.cancel()
-    await asyncio.sleep(0)
+    await turn_of_the_loop()
     second.cancel()
     go_on.set()
     await asyncio.wait_for(third, 10)

@@ -2,19 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import pytest
 
 from app.errors import Unavailable
 from app.loops import loop as loop_module
 from app.loops.loop import Loop
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(25):
-        while not condition():
-            await asyncio.sleep(0.001)
+from tests.patience import turn_of_the_loop, until
 
 
 class Counted:
@@ -111,7 +105,7 @@ async def test_the_patience_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def remember(_self: Loop, seconds: float) -> None:
         rests.append(seconds)
-        await asyncio.sleep(0)
+        await turn_of_the_loop()
 
     monkeypatch.setattr(Loop, "_rest", remember)
     body = Counted()
@@ -138,7 +132,7 @@ async def test_stopping_lets_the_current_run_finish_and_starts_no_other() -> Non
     await loop.start()
     await entered.wait()
     stopping = asyncio.create_task(loop.stop())
-    await asyncio.sleep(0)
+    await turn_of_the_loop()
     assert not stopping.done()
     go_on.set()
     async with asyncio.timeout(5):
@@ -169,7 +163,7 @@ async def test_the_longest_pause_after_failures_can_be_shortened(monkeypatch: py
         pauses.append(seconds)
         if len(pauses) == 30:
             enough.set()
-        await asyncio.sleep(0)
+        await turn_of_the_loop()
 
     loop = Loop("keeper", away, interval=60, longest_retry=0.5)
     monkeypatch.setattr(loop, "_rest", rest)

@@ -8,6 +8,7 @@ import pytest
 from app.errors import InvalidRequest
 from app.jobs import verbatim
 from app.loops.off_loop import LARGE_BYTES, off_loop
+from tests.patience import pace
 
 
 async def test_small_work_stays_on_the_loop_and_large_work_leaves_it() -> None:
@@ -28,7 +29,7 @@ async def test_the_loop_turns_while_a_large_body_is_read() -> None:
     turns = 0
     while not reading.done():
         turns += 1
-        await asyncio.sleep(0.001)
+        await pace(0.001)
     with pytest.raises(InvalidRequest):
         await reading
     assert turns > 5

@@ -3,11 +3,22 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any, TypedDict
 
 import pytest
 import uvloop
 
 from app.outbound import AddressPolicy, GuardedClient
+
+MakeClient = Callable[..., GuardedClient]
+
+
+class Limits(TypedDict):
+    """What every request says of the answer it takes."""
+
+    deadline_seconds: float
+    max_response_bytes: int
+
 
 _witnesses: list[list[object]] = []
 
@@ -37,11 +48,11 @@ def connects() -> Iterator[list[object]]:
 
 
 @pytest.fixture
-async def make_client() -> AsyncIterator[Callable[..., GuardedClient]]:
+async def make_client() -> AsyncIterator[MakeClient]:
     """Makes clients, which may call loopback unless told otherwise."""
     clients: list[GuardedClient] = []
 
-    def make(policy: AddressPolicy | None = None, **options) -> GuardedClient:
+    def make(policy: AddressPolicy | None = None, **options: Any) -> GuardedClient:
         client = GuardedClient(policy or AddressPolicy(allow_loopback=True), **options)
         clients.append(client)
         return client

@@ -7,6 +7,7 @@ import socket
 import time
 import zlib
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -19,23 +20,19 @@ from app.outbound import (
     OutboundUnreachable,
     check_headers,
 )
+from tests.outbound.conftest import Limits, MakeClient
 from tests.outbound.receivers import OK, Receiver, Visit, once, once_and_close
+from tests.patience import pace, until
 
-LIMITS = {"deadline_seconds": 5, "max_response_bytes": 16 * 1024}
+LIMITS: Limits = {"deadline_seconds": 5, "max_response_bytes": 16 * 1024}
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 WEBHOOK = {"content-type": "application/json", "webhook-id": "01J-1"}
-
-
-async def until(condition, seconds: float = 5) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 # requests
 
 
-async def test_a_request_arrives_as_it_was_given_and_its_answer_comes_back(make_client):
+async def test_a_request_arrives_as_it_was_given_and_its_answer_comes_back(make_client: MakeClient) -> None:
     answer = b"HTTP/1.1 201 Created\r\nX-One: 1\r\nx-one: 2\r\ncontent-length: 5\r\n\r\nhello"
     async with Receiver(answer) as receiver:
         response = await make_client().request(
@@ -59,7 +56,7 @@ async def test_a_request_arrives_as_it_was_given_and_its_answer_comes_back(make_
     }
 
 
-async def test_a_caller_may_name_its_own_user_agent(make_client):
+async def test_a_caller_may_name_its_own_user_agent(make_client: MakeClient) -> None:
     async with Receiver() as receiver:
         await make_client().request("GET", receiver.url, headers={"User-Agent": "mine"}, **LIMITS)
     assert receiver.requests[0].lower().count(b"user-agent") == 1
@@ -67,7 +64,7 @@ async def test_a_caller_may_name_its_own_user_agent(make_client):
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-async def test_every_allowed_method_is_sent(method, make_client):
+async def test_every_allowed_method_is_sent(method: str, make_client: MakeClient) -> None:
     async with Receiver(b"HTTP/1.1 204 No Content\r\n\r\n") as receiver:
         client = make_client()
         for _ in range(2):
@@ -77,7 +74,9 @@ async def test_every_allowed_method_is_sent(method, make_client):
 
 
 @pytest.mark.parametrize("method", ["CONNECT", "TRACE", "get", "", "GET / HTTP/1.1\r\nx:", "PO ST"])
-async def test_any_other_method_is_refused(method, make_client, connects):
+async def test_any_other_method_is_refused(
+    method: str, make_client: MakeClient, connects: list[object]
+) -> None:
     with pytest.raises(OutboundRefused):
         await make_client().request(method, "http://127.0.0.1:9/", **LIMITS)
     assert connects == []
@@ -116,7 +115,9 @@ async def test_any_other_method_is_refused(method, make_client, connects):
         pytest.param("x-long", "a" * 40_000, id="too large"),
     ],
 )
-async def test_a_header_that_could_forge_the_request_is_refused(name, value, make_client, connects):
+async def test_a_header_that_could_forge_the_request_is_refused(
+    name: str, value: Any, make_client: MakeClient, connects: list[object]
+) -> None:
     complaint = check_headers({"x-fine": "1", name: value})
     assert complaint is not None
     assert value not in complaint
@@ -125,7 +126,7 @@ async def test_a_header_that_could_forge_the_request_is_refused(name, value, mak
     assert connects == []
 
 
-async def test_odd_but_harmless_header_values_are_sent_as_they_are(make_client):
+async def test_odd_but_harmless_header_values_are_sent_as_they_are(make_client: MakeClient) -> None:
     async with Receiver() as receiver:
         await make_client().request("GET", receiver.url, headers={"x-a": "caf\u00e9\t~ ,;=\"'"}, **LIMITS)
     assert "x-a: caf\u00e9\t~ ,;=\"'\r\n".encode("latin-1") in receiver.requests[0]
@@ -151,8 +152,8 @@ async def test_odd_but_harmless_header_values_are_sent_as_they_are(make_client):
     ],
 )
 async def test_an_answer_that_ends_by_its_framing_leaves_the_connection_usable(
-    answer, status, body, make_client
-):
+    answer: bytes, status: int, body: bytes, make_client: MakeClient
+) -> None:
     async with Receiver(answer) as receiver:
         client = make_client()
         for _ in range(3):
@@ -171,7 +172,9 @@ async def test_an_answer_that_ends_by_its_framing_leaves_the_connection_usable(
         (b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\nok", b"ok"),
     ],
 )
-async def test_an_answer_may_end_with_its_connection(answer, body, make_client):
+async def test_an_answer_may_end_with_its_connection(
+    answer: bytes, body: bytes, make_client: MakeClient
+) -> None:
     async with Receiver(once_and_close(answer)) as receiver:
         client = make_client()
         for _ in range(2):
@@ -180,7 +183,7 @@ async def test_an_answer_may_end_with_its_connection(answer, body, make_client):
         assert receiver.accepted == 2
 
 
-async def test_the_answer_to_head_has_no_body_whatever_its_length_says(make_client):
+async def test_the_answer_to_head_has_no_body_whatever_its_length_says(make_client: MakeClient) -> None:
     async with Receiver(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n") as receiver:
         client = make_client()
         for _ in range(2):
@@ -214,7 +217,9 @@ async def test_the_answer_to_head_has_no_body_whatever_its_length_says(make_clie
         b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
     ],
 )
-async def test_what_is_no_complete_http_answer_is_a_protocol_error(answer, make_client):
+async def test_what_is_no_complete_http_answer_is_a_protocol_error(
+    answer: bytes, make_client: MakeClient
+) -> None:
     async with Receiver(once_and_close(answer)) as receiver:
         client = make_client()
         with pytest.raises(OutboundProtocolError):
@@ -233,14 +238,14 @@ async def test_what_is_no_complete_http_answer_is_a_protocol_error(answer, make_
     ],
     ids=["one header", "many headers", "status line", "interim answers", "trailers"],
 )
-async def test_oversized_headers_are_a_protocol_error(head, make_client):
+async def test_oversized_headers_are_a_protocol_error(head: bytes, make_client: MakeClient) -> None:
     async with Receiver(once(head)) as receiver:
         with pytest.raises(OutboundProtocolError):
             await make_client().request("POST", receiver.url, **LIMITS)
         await until(lambda: receiver.hang_ups == 1)
 
 
-async def test_bytes_behind_the_answer_are_never_taken_for_the_next_answer(make_client):
+async def test_bytes_behind_the_answer_are_never_taken_for_the_next_answer(make_client: MakeClient) -> None:
     async with Receiver(OK + b"HTTP/1.1 500 Forged\r\ncontent-length: 0\r\n\r\n") as receiver:
         client = make_client()
         for _ in range(3):
@@ -249,7 +254,7 @@ async def test_bytes_behind_the_answer_are_never_taken_for_the_next_answer(make_
         assert receiver.accepted == 3
 
 
-async def test_a_kept_connection_that_speaks_unasked_is_thrown_away(make_client):
+async def test_a_kept_connection_that_speaks_unasked_is_thrown_away(make_client: MakeClient) -> None:
     spoke = asyncio.Event()
 
     async def script(visit: Visit) -> None:
@@ -271,7 +276,7 @@ async def test_a_kept_connection_that_speaks_unasked_is_thrown_away(make_client)
 # caps and deadlines
 
 
-async def test_a_body_of_exactly_the_cap_is_whole_and_one_byte_more_is_cut(make_client):
+async def test_a_body_of_exactly_the_cap_is_whole_and_one_byte_more_is_cut(make_client: MakeClient) -> None:
     async with Receiver(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n" + b"x" * 100) as receiver:
         client = make_client()
         whole = await client.request("GET", receiver.url, deadline_seconds=5, max_response_bytes=100)
@@ -282,7 +287,7 @@ async def test_a_body_of_exactly_the_cap_is_whole_and_one_byte_more_is_cut(make_
         assert (nothing.status, nothing.body, nothing.truncated) == (200, b"", True)
 
 
-async def test_a_gigabyte_is_cut_at_the_cap_with_memory_flat(make_client):
+async def test_a_gigabyte_is_cut_at_the_cap_with_memory_flat(make_client: MakeClient) -> None:
     megabyte = b"x" * 2**20
     sent = 0
 
@@ -306,7 +311,7 @@ async def test_a_gigabyte_is_cut_at_the_cap_with_memory_flat(make_client):
     assert grown < 64 * 1024, f"memory grew by {grown} KiB"
 
 
-async def test_an_answer_that_is_nearly_all_framing_is_cut_off_too(make_client):
+async def test_an_answer_that_is_nearly_all_framing_is_cut_off_too(make_client: MakeClient) -> None:
     async def script(visit: Visit) -> None:
         await visit.read_request()
         await visit.send(CHUNKED)
@@ -319,7 +324,7 @@ async def test_an_answer_that_is_nearly_all_framing_is_cut_off_too(make_client):
         assert len(response.body) < 100
 
 
-async def test_a_gzip_bomb_stays_packed_and_unpacks_only_up_to_a_limit(make_client):
+async def test_a_gzip_bomb_stays_packed_and_unpacks_only_up_to_a_limit(make_client: MakeClient) -> None:
     packer = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS | 16)
     bomb = b"".join(packer.compress(bytes(2**20)) for _ in range(100)) + packer.flush()  # 100 MB in 100 KB
     head = b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: %d\r\n\r\n" % len(bomb)
@@ -334,7 +339,7 @@ async def test_a_gzip_bomb_stays_packed_and_unpacks_only_up_to_a_limit(make_clie
     assert grown < 32 * 1024, f"memory grew by {grown} KiB"
 
 
-async def test_a_receiver_that_drips_is_cut_at_the_total_deadline(make_client):
+async def test_a_receiver_that_drips_is_cut_at_the_total_deadline(make_client: MakeClient) -> None:
     async def script(visit: Visit) -> None:
         await visit.read_request()
         await visit.send(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
@@ -354,10 +359,10 @@ async def test_a_receiver_that_drips_is_cut_at_the_total_deadline(make_client):
 async def _drip(visit: Visit) -> None:
     while True:
         await visit.send(b"x")
-        await asyncio.sleep(0.02)
+        await pace(0.02)
 
 
-async def test_a_receiver_that_never_answers_is_cut_at_the_total_deadline(make_client):
+async def test_a_receiver_that_never_answers_is_cut_at_the_total_deadline(make_client: MakeClient) -> None:
     async def script(visit: Visit) -> None:
         await visit.read_request()
         await visit.wait_for_hang_up()
@@ -368,7 +373,9 @@ async def test_a_receiver_that_never_answers_is_cut_at_the_total_deadline(make_c
         await until(lambda: receiver.hang_ups == 1)
 
 
-async def test_a_receiver_that_never_reads_a_large_request_is_cut_at_the_total_deadline(make_client):
+async def test_a_receiver_that_never_reads_a_large_request_is_cut_at_the_total_deadline(
+    make_client: MakeClient,
+) -> None:
     async def script(visit: Visit) -> None:
         visit.stop_reading()
         await asyncio.Event().wait()
@@ -380,7 +387,7 @@ async def test_a_receiver_that_never_reads_a_large_request_is_cut_at_the_total_d
             )
 
 
-async def test_an_early_answer_to_a_large_request_is_returned(make_client):
+async def test_an_early_answer_to_a_large_request_is_returned(make_client: MakeClient) -> None:
     async def script(visit: Visit) -> None:
         await visit.reader.readuntil(b"\r\n\r\n")
         visit.stop_reading()
@@ -395,7 +402,9 @@ async def test_an_early_answer_to_a_large_request_is_returned(make_client):
         assert receiver.accepted == 2  # the rest of the request was never read: not to be used again
 
 
-async def test_time_spent_before_a_connection_exists_is_unreachable_not_timed_out(make_client):
+async def test_time_spent_before_a_connection_exists_is_unreachable_not_timed_out(
+    make_client: MakeClient,
+) -> None:
     async def hanging(host: str) -> list[str]:
         await asyncio.Event().wait()
         raise AssertionError(host)
@@ -405,7 +414,7 @@ async def test_time_spent_before_a_connection_exists_is_unreachable_not_timed_ou
         await client.request("GET", "http://slow.example/", deadline_seconds=0.1, max_response_bytes=1)
 
 
-async def test_connecting_has_its_own_limit_within_the_deadline(make_client):
+async def test_connecting_has_its_own_limit_within_the_deadline(make_client: MakeClient) -> None:
     """A full backlog drops further connection attempts, as a dead host does."""
     with socket.socket() as listener, socket.socket() as first, socket.socket() as second:
         listener.bind(("127.0.0.1", 0))
@@ -418,7 +427,7 @@ async def test_connecting_has_its_own_limit_within_the_deadline(make_client):
             await client.request("GET", f"http://127.0.0.1:{listener.getsockname()[1]}/", **LIMITS)
 
 
-async def test_a_closed_port_is_unreachable_without_telling_the_address(make_client):
+async def test_a_closed_port_is_unreachable_without_telling_the_address(make_client: MakeClient) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
@@ -434,7 +443,7 @@ async def test_a_closed_port_is_unreachable_without_telling_the_address(make_cli
 # connections
 
 
-async def test_a_kept_connection_that_idled_out_is_replaced_unnoticed(make_client):
+async def test_a_kept_connection_that_idled_out_is_replaced_unnoticed(make_client: MakeClient) -> None:
     async def script(visit: Visit) -> None:
         await visit.read_request()
         await visit.send(OK)
@@ -449,7 +458,9 @@ async def test_a_kept_connection_that_idled_out_is_replaced_unnoticed(make_clien
         assert len(receiver.requests) == 3
 
 
-async def test_a_request_that_its_receiver_could_not_deduplicate_is_not_sent_twice(make_client):
+async def test_a_request_that_its_receiver_could_not_deduplicate_is_not_sent_twice(
+    make_client: MakeClient,
+) -> None:
     async def script(visit: Visit) -> None:
         await visit.read_request()
         await visit.send(OK)
@@ -463,13 +474,13 @@ async def test_a_request_that_its_receiver_could_not_deduplicate_is_not_sent_twi
         assert len(receiver.requests) == 2
 
 
-async def test_an_idle_connection_is_closed_after_a_while(make_client):
+async def test_an_idle_connection_is_closed_after_a_while(make_client: MakeClient) -> None:
     async with Receiver(once(OK)) as receiver:
         await make_client(idle_seconds=0.05).request("POST", receiver.url, **LIMITS)
         await until(lambda: receiver.hang_ups == 1)
 
 
-async def test_closing_the_client_closes_its_idle_connections(make_client):
+async def test_closing_the_client_closes_its_idle_connections(make_client: MakeClient) -> None:
     async with Receiver(once(OK)) as receiver:
         client = make_client(idle_seconds=60)
         await asyncio.gather(*(client.request("POST", receiver.url, **LIMITS) for _ in range(5)))
@@ -477,7 +488,7 @@ async def test_closing_the_client_closes_its_idle_connections(make_client):
         await until(lambda: receiver.hang_ups == receiver.accepted == 5)
 
 
-async def test_a_cancelled_call_hangs_up_and_gives_its_place_back(make_client):
+async def test_a_cancelled_call_hangs_up_and_gives_its_place_back(make_client: MakeClient) -> None:
     async def script(visit: Visit) -> None:
         await visit.read_request()
         if visit.receiver.accepted == 1:
@@ -495,7 +506,7 @@ async def test_a_cancelled_call_hangs_up_and_gives_its_place_back(make_client):
         assert (await client.request("POST", receiver.url, **LIMITS)).status == 200
 
 
-async def test_calls_beyond_the_limit_wait_their_turn(make_client):
+async def test_calls_beyond_the_limit_wait_their_turn(make_client: MakeClient) -> None:
     busy: set[Visit] = set()
     most = 0
 
@@ -526,7 +537,7 @@ async def test_calls_beyond_the_limit_wait_their_turn(make_client):
         assert len(receiver.requests) == 200
 
 
-async def test_a_call_that_never_gets_its_turn_is_unreachable(make_client):
+async def test_a_call_that_never_gets_its_turn_is_unreachable(make_client: MakeClient) -> None:
     async def script(visit: Visit) -> None:
         await visit.read_request()
         await visit.wait_for_hang_up()
@@ -557,7 +568,9 @@ async def test_a_call_that_never_gets_its_turn_is_unreachable(make_client):
         (None, b"x" * 11, (b"x" * 10, True)),
     ],
 )
-def test_a_body_is_decoded_only_as_far_as_asked(encoding, body, expected):
+def test_a_body_is_decoded_only_as_far_as_asked(
+    encoding: str | None, body: bytes, expected: tuple[bytes, bool]
+) -> None:
     headers = [] if encoding is None else [("content-encoding", encoding)]
     assert OutboundResponse(200, headers, body).decoded(10) == expected
 
@@ -581,7 +594,7 @@ def test_a_body_is_decoded_only_as_far_as_asked(encoding, body, expected):
         ("\u0661", None),
     ],
 )
-def test_retry_after_is_read_as_seconds_or_date(value, seconds):
+def test_retry_after_is_read_as_seconds_or_date(value: Any, seconds: float | None) -> None:
     now = datetime(2026, 1, 2, tzinfo=UTC)
     headers = [] if value is None else [("retry-after", value)]
     assert OutboundResponse(503, headers, b"").retry_after_seconds(now) == seconds

@@ -151,24 +151,24 @@ LOOPBACK_SPELLINGS = [
 
 
 @pytest.mark.parametrize("address", PUBLIC)
-def test_a_public_address_may_be_called(address):
+def test_a_public_address_may_be_called(address: str) -> None:
     assert AddressPolicy().refusal(address) is None
 
 
 @pytest.mark.parametrize(("address", "reason"), REFUSED)
-def test_an_address_that_is_not_public_is_refused_with_its_reason(address, reason):
+def test_an_address_that_is_not_public_is_refused_with_its_reason(address: str, reason: str) -> None:
     assert AddressPolicy().refusal(address) == reason
 
 
 @pytest.mark.parametrize("host", LOOPBACK_SPELLINGS)
-def test_every_spelling_of_loopback_is_recognised_in_a_url(host):
+def test_every_spelling_of_loopback_is_recognised_in_a_url(host: str) -> None:
     url = f"http://{host}/"
     assert AddressPolicy().check_url(url) == "the URL's host is not allowed: loopback address"
     assert AddressPolicy(allow_loopback=True).check_url(url) is None
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["{}", "0x{:x}", "0{:o}"]))
-def test_a_number_is_the_same_address_in_any_base(number, base):
+def test_a_number_is_the_same_address_in_any_base(number: int, base: str) -> None:
     expected = IPv4Address(number)
     assert spelled_ipv4(base.format(number)) == expected
     first, second, third, fourth = expected.packed
@@ -178,7 +178,7 @@ def test_a_number_is_the_same_address_in_any_base(number, base):
 
 
 @given(st.ip_addresses(v=4))
-def test_an_embedded_address_is_never_more_welcome_than_itself(inner):
+def test_an_embedded_address_is_never_more_welcome_than_itself(inner: IPv4Address) -> None:
     number = int(inner)
     for wrapped in (0xFFFF << 32 | number, 0x64_FF9B << 96 | number, number, 0x2002 << 112 | number << 80):
         assert rule_against(inner) is None or rule_against(IPv6Address(wrapped)) is not None
@@ -243,7 +243,7 @@ def test_an_embedded_address_is_never_more_welcome_than_itself(inner):
         pytest.param("http://example.com/" + "a" * 2048, "longer than 2048", id="too long"),
     ],
 )
-def test_a_url_that_cannot_be_called_is_refused_with_the_reason(url, complaint):
+def test_a_url_that_cannot_be_called_is_refused_with_the_reason(url: str, complaint: str) -> None:
     refusal = AddressPolicy().check_url(url)
     assert refusal is not None
     assert complaint in refusal
@@ -269,14 +269,14 @@ def test_a_url_that_cannot_be_called_is_refused_with_the_reason(url, complaint):
         ("http://[::ffff:8.8.8.8]/", "8.8.8.8", 80, "/"),
     ],
 )
-def test_a_good_url_is_taken_apart_for_the_wire(url, host_header, port, target):
+def test_a_good_url_is_taken_apart_for_the_wire(url: str, host_header: str, port: int, target: str) -> None:
     parsed = parse_url(url)
     assert (parsed.host_header, parsed.port, parsed.target) == (host_header, port, target)
     assert AddressPolicy().check_url(url) is None
 
 
 @given(st.text())
-def test_no_text_whatever_breaks_the_url_check(text):
+def test_no_text_whatever_breaks_the_url_check(text: str) -> None:
     for url in (text, "http://" + text, "http://example.com/" + text, f"http://[{text}]:1/"):
         try:
             parsed = parse_url(url)
@@ -286,7 +286,7 @@ def test_no_text_whatever_breaks_the_url_check(text):
         assert not any(character.isspace() for character in parsed.host_header + parsed.target)
 
 
-def test_a_listed_block_or_address_opens_exactly_that():
+def test_a_listed_block_or_address_opens_exactly_that() -> None:
     policy = AddressPolicy(["10.1.0.0/16", "192.168.7.7", "fd00:1::/32", "::1"])
     assert policy.refusal("10.1.255.255") is None
     assert policy.refusal("::ffff:10.1.0.1") is None
@@ -299,14 +299,14 @@ def test_a_listed_block_or_address_opens_exactly_that():
     assert policy.refusal("127.0.0.1") == "loopback address"
 
 
-def test_a_listed_ipv4_block_does_not_open_its_tunnelled_forms():
+def test_a_listed_ipv4_block_does_not_open_its_tunnelled_forms() -> None:
     policy = AddressPolicy(["0.0.0.0/0"])
     assert policy.refusal("10.0.0.1") is None
     for tunnelled in ("64:ff9b::10.0.0.1", "2002:a00:1::", "::10.0.0.1", "2001::f5ff:fffe"):
         assert policy.refusal(tunnelled) is not None
 
 
-def test_a_listed_name_opens_private_addresses_for_itself_alone():
+def test_a_listed_name_opens_private_addresses_for_itself_alone() -> None:
     policy = AddressPolicy(["hooks.internal", "*.Svc.Cluster.Local."])
     assert policy.refusal("10.0.0.1", "hooks.internal") is None
     assert policy.refusal("127.0.0.1", "hooks.internal") is None
@@ -318,12 +318,12 @@ def test_a_listed_name_opens_private_addresses_for_itself_alone():
 @pytest.mark.parametrize(
     "address", ["169.254.169.254", "169.254.1.1", "224.0.0.1", "0.1.2.3", "fe80::1", "240.0.0.1"]
 )
-def test_a_listed_name_never_opens_metadata_or_other_special_addresses(address):
+def test_a_listed_name_never_opens_metadata_or_other_special_addresses(address: str) -> None:
     policy = AddressPolicy(["hooks.internal"])
     assert policy.refusal(address, "hooks.internal") is not None
 
 
-def test_development_mode_opens_loopback_and_nothing_else():
+def test_development_mode_opens_loopback_and_nothing_else() -> None:
     policy = AddressPolicy(allow_loopback=True)
     assert policy.refusal("127.0.0.53") is None
     assert policy.refusal("::1") is None
@@ -333,11 +333,11 @@ def test_development_mode_opens_loopback_and_nothing_else():
 
 
 @pytest.mark.parametrize("allow", ["localhost", "127.0.0.1", "127.0.0.0/8", "0.0.0.0/0", "::1"])
-def test_localhost_passes_the_static_check_once_any_entry_opens_it(allow):
+def test_localhost_passes_the_static_check_once_any_entry_opens_it(allow: str) -> None:
     assert AddressPolicy([allow]).check_url("http://localhost:8000/") is None
 
 
-def test_the_setting_is_a_comma_separated_list():
+def test_the_setting_is_a_comma_separated_list() -> None:
     policy = AddressPolicy.from_setting(" 10.0.0.0/8, ,hooks.internal,")
     assert policy.refusal("10.0.0.1") is None
     assert policy.refusal("192.168.0.1", "hooks.internal") is None
@@ -364,7 +364,7 @@ def test_the_setting_is_a_comma_separated_list():
         "",
     ],
 )
-def test_a_bad_entry_is_an_error_that_names_it(entry):
+def test_a_bad_entry_is_an_error_that_names_it(entry: str) -> None:
     with pytest.raises(ValueError, match="outbound allow entry") as caught:
         AddressPolicy(["10.0.0.0/8", entry])
     assert repr(entry) in str(caught.value)

@@ -10,13 +10,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from app.outbound import AddressPolicy, OutboundRefused, OutboundUnreachable
-from tests.outbound.receivers import Receiver
+from tests.outbound.conftest import Limits, MakeClient
+from tests.outbound.receivers import Receiver, Visit
 
-LIMITS = {"deadline_seconds": 5, "max_response_bytes": 1024}
+LIMITS: Limits = {"deadline_seconds": 5, "max_response_bytes": 1024}
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def authority(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     """A server context for hooks.example and 127.0.0.1, and a client context that trusts its maker."""
     folder = tmp_path_factory.mktemp("tls")
     key = ec.generate_private_key(ec.SECP256R1())
@@ -51,7 +52,9 @@ async def loopback(host: str) -> list[str]:
     return ["127.0.0.1"]
 
 
-async def test_the_certificate_is_verified_by_name_and_the_connection_kept(authority, make_client):
+async def test_the_certificate_is_verified_by_name_and_the_connection_kept(
+    authority: tuple[ssl.SSLContext, ssl.SSLContext], make_client: MakeClient
+) -> None:
     server, trusting = authority
     async with Receiver(ssl_context=server) as receiver:
         client = make_client(resolver=loopback, ssl_context=trusting)
@@ -62,7 +65,9 @@ async def test_the_certificate_is_verified_by_name_and_the_connection_kept(autho
         assert (await client.request("GET", f"https://127.0.0.1:{receiver.port}/", **LIMITS)).status == 200
 
 
-async def test_a_certificate_for_another_name_is_not_accepted(authority, make_client):
+async def test_a_certificate_for_another_name_is_not_accepted(
+    authority: tuple[ssl.SSLContext, ssl.SSLContext], make_client: MakeClient
+) -> None:
     server, trusting = authority
     async with Receiver(ssl_context=server) as receiver:
         client = make_client(resolver=loopback, ssl_context=trusting)
@@ -71,7 +76,9 @@ async def test_a_certificate_for_another_name_is_not_accepted(authority, make_cl
         assert receiver.requests == []
 
 
-async def test_an_unknown_authority_is_not_accepted_by_default(authority, make_client):
+async def test_an_unknown_authority_is_not_accepted_by_default(
+    authority: tuple[ssl.SSLContext, ssl.SSLContext], make_client: MakeClient
+) -> None:
     server, _ = authority
     async with Receiver(ssl_context=server) as receiver:
         client = make_client(resolver=loopback)
@@ -80,8 +87,8 @@ async def test_an_unknown_authority_is_not_accepted_by_default(authority, make_c
         assert receiver.requests == []
 
 
-async def test_a_receiver_that_does_not_speak_tls_is_unreachable(make_client):
-    async def plain(visit):
+async def test_a_receiver_that_does_not_speak_tls_is_unreachable(make_client: MakeClient) -> None:
+    async def plain(visit: Visit) -> None:
         await visit.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
     async with Receiver(plain) as receiver:
@@ -91,8 +98,8 @@ async def test_a_receiver_that_does_not_speak_tls_is_unreachable(make_client):
             )
 
 
-async def test_a_receiver_that_stalls_the_handshake_is_given_up_on(make_client):
-    async def silent(visit):
+async def test_a_receiver_that_stalls_the_handshake_is_given_up_on(make_client: MakeClient) -> None:
+    async def silent(visit: Visit) -> None:
         await visit.wait_for_hang_up()
 
     async with Receiver(silent) as receiver:
@@ -101,7 +108,9 @@ async def test_a_receiver_that_stalls_the_handshake_is_given_up_on(make_client):
             await client.request("POST", f"https://hooks.example:{receiver.port}/", **LIMITS)
 
 
-async def test_a_valid_certificate_does_not_open_a_refused_address(authority, make_client, connects):
+async def test_a_valid_certificate_does_not_open_a_refused_address(
+    authority: tuple[ssl.SSLContext, ssl.SSLContext], make_client: MakeClient, connects: list[object]
+) -> None:
     server, trusting = authority
     async with Receiver(ssl_context=server) as receiver:
         client = make_client(AddressPolicy(), resolver=loopback, ssl_context=trusting)

@@ -15,6 +15,7 @@ from app.embedded import EmbeddedPostgres
 from tests.conftest import TEMPLATE, Server, free_port, wait_until
 from tests.fakes import FakeOllama
 from tests.fakes.config import Config
+from tests.fakes.inventory import full_name
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +56,18 @@ def fake(fake_process: FakeOllama) -> FakeOllama:
 
 @pytest.fixture
 def foreman(fake: FakeOllama, foreman_process: Server) -> Server:
-    """Without a job, and awake."""
+    """Without a job, and awake; what a test before took from the target's models is known to be there again."""
     asyncio.run(_execute(foreman_process.database_url, "DELETE FROM jobs", "DELETE FROM idempotency_keys"))
-    wait_until(lambda: target_of(foreman_process)["state"] == "awake")
+
+    def is_as_ever() -> bool:
+        target = target_of(foreman_process)
+        missing = {full_name(model["name"]) for model in Config().models} - set(target["models"])
+        for model in missing:
+            # Asked for what it does not know, it looks again.
+            httpx.post(f"{foreman_process.url}/api/show", json={"model": model})
+        return target["state"] == "awake" and not missing
+
+    wait_until(is_as_ever)
     return foreman_process
 
 

@@ -2,18 +2,19 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import httpx
 import ollama
 import openai
+from openai.types.chat import ChatCompletionUserMessageParam
 
 from tests.conftest import Server, wait_until
 from tests.fakes import FakeOllama
 from tests.passthrough.conftest import job_of, jobs_of, started, target_of
 from tests.patience import PATIENCE
 
-HELLO = [{"role": "user", "content": "Hello, world"}]
+HELLO: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "Hello, world"}]
 SAID = "You said: Hello, world"
 
 
@@ -36,7 +37,7 @@ def test_sync_calls_and_jobs_wait_for_a_sleeping_target_and_finish_when_it_is_ba
             frames.extend(client.chat("llama3.2", HELLO, stream=True))
             return "".join(frame.message.content or "" for frame in frames)
 
-        waiting = [
+        waiting: list[Future[str | None]] = [
             callers.submit(stream),
             callers.submit(lambda: client.chat("llama3.2", HELLO).message.content),
             callers.submit(

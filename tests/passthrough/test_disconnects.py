@@ -1,6 +1,7 @@
 """Whoever hangs up cancels the job, in whatever state; unless it said that the job shall go on."""
 
 import socket
+from typing import Any
 
 import httpx
 import ollama
@@ -17,7 +18,7 @@ HELLO = [{"role": "user", "content": "Hello, world"}]
 class RawCaller:
     """A client that can be killed: a socket."""
 
-    def __init__(self, server: Server, path: str, body: dict, **headers: str) -> None:
+    def __init__(self, server: Server, path: str, body: dict[str, Any], **headers: str) -> None:
         content = orjson.dumps(body)
         self.socket = socket.create_connection(("127.0.0.1", server.port))
         lines = [f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(content)}"]
@@ -29,12 +30,12 @@ class RawCaller:
         self.socket.close()
 
 
-def the_job(server: Server) -> dict:
+def the_job(server: Server) -> dict[str, Any]:
     wait_until(lambda: jobs_of(server))
     return job_of(server, jobs_of(server)[0]["job_id"])
 
 
-SURFACES = [
+SURFACES: list[tuple[str, dict[str, Any]]] = [
     ("/api/chat", {"model": "llama3.2", "messages": HELLO}),
     ("/api/chat", {"model": "llama3.2", "messages": HELLO, "stream": False}),
     ("/v1/chat/completions", {"model": "llama3.2", "messages": HELLO, "stream": True}),
@@ -44,7 +45,7 @@ SURFACES = [
 
 @pytest.mark.parametrize(("path", "body"), SURFACES)
 def test_a_caller_killed_in_mid_answer_ends_the_targets_work_within_a_second(
-    foreman: Server, fake: FakeOllama, path: str, body: dict
+    foreman: Server, fake: FakeOllama, path: str, body: dict[str, Any]
 ) -> None:
     fake.control(token_seconds=0.05, reply_tokens=400)
     caller = RawCaller(foreman, path, body)

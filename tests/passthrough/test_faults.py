@@ -1,17 +1,20 @@
 """Targets that answer badly, callers that ask badly, and the paths that are not offered."""
 
+from typing import Any
+
 import httpx
 import ollama
 import openai
 import orjson
 import pytest
+from openai.types.chat import ChatCompletionUserMessageParam
 
-from tests.conftest import Server, wait_until
+from tests.conftest import MakeServer, Server, wait_until
 from tests.fakes import FakeOllama
 from tests.fakes.openai_llama import MODEL, LlamaServer
 from tests.passthrough.conftest import job_of, jobs_of, target_of
 
-HELLO = [{"role": "user", "content": "Hello, world"}]
+HELLO: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "Hello, world"}]
 SAID = "You said: Hello, world"
 
 
@@ -32,7 +35,7 @@ def submit(server: Server, **more: object) -> str:
     ],
 )
 def test_a_target_that_answers_badly_is_tried_again_and_then_given_up_on(
-    foreman: Server, fake: FakeOllama, fault: dict, code: str
+    foreman: Server, fake: FakeOllama, fault: dict[str, Any], code: str
 ) -> None:
     fault = {**fault, "path": "/api/chat"}
     fake.control(faults=[fault])
@@ -46,7 +49,7 @@ def test_a_target_that_answers_badly_is_tried_again_and_then_given_up_on(
 
 
 def test_a_busy_target_costs_no_attempt(foreman: Server, fake: FakeOllama) -> None:
-    fake.control(faults=[{"kind": "busy", "times": 1}])
+    fake.control(faults=[{"kind": "busy", "path": "/api/chat", "times": 1}])
     job = job_of(foreman, submit(foreman), 30)
     assert (job["state"], job["attempt"], job["deferrals"]) == ("done", 1, 1)
 
@@ -200,7 +203,7 @@ def test_the_built_in_echo_is_served_on_both_surfaces_while_there_is_no_target(s
         assert len(spoken.embeddings.create(model="echo", input="x").data) == 1
 
 
-def test_browser_clients_need_to_be_allowed(make_server, fake: FakeOllama) -> None:
+def test_browser_clients_need_to_be_allowed(make_server: MakeServer, fake: FakeOllama) -> None:
     open_to = make_server(FOREMAN_CORS_ORIGINS="https://chat.example")
     headers = {"origin": "https://chat.example", "access-control-request-method": "POST"}
     allowed = httpx.options(f"{open_to.url}/api/chat", headers=headers)
@@ -209,7 +212,7 @@ def test_browser_clients_need_to_be_allowed(make_server, fake: FakeOllama) -> No
     assert "access-control-allow-origin" not in other.headers
 
 
-def test_a_real_llama_cpp_serves_clients_of_both_dialects(make_server) -> None:
+def test_a_real_llama_cpp_serves_clients_of_both_dialects(make_server: MakeServer) -> None:
     with LlamaServer() as llama:
         server = make_server()
         httpx.put(
@@ -226,14 +229,12 @@ def test_a_real_llama_cpp_serves_clients_of_both_dialects(make_server) -> None:
                     stream_options={"include_usage": True},
                 )
             )
+            assert chunks[-1].usage is not None
             assert chunks[-1].usage.completion_tokens == 12
             assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
-            assert (
-                spoken.chat.completions.create(
-                    model=MODEL, messages=HELLO, max_tokens=5
-                ).usage.completion_tokens
-                == 5
-            )
+            short = spoken.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=5)
+            assert short.usage is not None
+            assert short.usage.completion_tokens == 5
             assert MODEL in {model.id for model in spoken.models.list()}
         with ollama.Client(host=server.url, timeout=60) as client:
             frames = list(client.chat(MODEL, HELLO, stream=True, options={"num_predict": 8}))

@@ -3,25 +3,31 @@
 import asyncio
 import base64
 import json
-import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import ollama
 import openai
 import pytest
 from langchain_ollama import ChatOllama, OllamaEmbeddings
+from openai.types.chat import (
+    ChatCompletionContentPartParam,
+    ChatCompletionFunctionToolParam,
+    ChatCompletionUserMessageParam,
+)
 from pydantic import BaseModel
 
 from app.targets.registry import FRESH_SECONDS
 from tests.conftest import Server
 from tests.fakes import FakeOllama
 from tests.passthrough.conftest import jobs_of, target_of
+from tests.patience import outlast
 
-HELLO = [{"role": "user", "content": "Hello, world"}]
+HELLO: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "Hello, world"}]
 SAID = "You said: Hello, world"
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(64)).decode()
-WEATHER = {
+WEATHER: ChatCompletionFunctionToolParam = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -43,10 +49,11 @@ def spoken(foreman: Server) -> Iterator[openai.OpenAI]:
         yield made
 
 
-def the_job(server: Server) -> dict:
+def the_job(server: Server) -> dict[str, Any]:
     jobs = jobs_of(server)
     assert len(jobs) == 1
-    return httpx.get(f"{server.url}/jobs/{jobs[0]['job_id']}").json()
+    answered: dict[str, Any] = httpx.get(f"{server.url}/jobs/{jobs[0]['job_id']}").json()
+    return answered
 
 
 def test_ollama_chats_in_a_stream(client: ollama.Client, foreman: Server) -> None:
@@ -75,10 +82,11 @@ def test_ollama_chats_without_a_stream(client: ollama.Client, foreman: Server) -
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_ollama_calls_tools(client: ollama.Client, foreman: Server, stream: bool) -> None:
-    answer = client.chat(
-        "llama3.2", [{"role": "user", "content": "use get_weather please"}], tools=[WEATHER], stream=stream
-    )
-    frames = list(answer) if stream else [answer]
+    asked = [{"role": "user", "content": "use get_weather please"}]
+    if stream:
+        frames = list(client.chat("llama3.2", asked, tools=[WEATHER], stream=True))
+    else:
+        frames = [client.chat("llama3.2", asked, tools=[WEATHER])]
     calls = [call for frame in frames for call in frame.message.tool_calls or []]
     assert [call.function.name for call in calls] == ["get_weather"]
     assert "city" in calls[0].function.arguments
@@ -100,9 +108,11 @@ def test_ollama_thinks_aloud(client: ollama.Client, foreman: Server) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_ollama_generates(client: ollama.Client, foreman: Server, stream: bool) -> None:
-    answer = client.generate("llama3.2", "Hello, world", stream=stream)
-    frames = list(answer) if stream else [answer]
-    assert "".join(frame.response for frame in frames) == SAID
+    if stream:
+        frames = list(client.generate("llama3.2", "Hello, world", stream=True))
+    else:
+        frames = [client.generate("llama3.2", "Hello, world")]
+    assert "".join(frame.response or "" for frame in frames) == SAID
     assert frames[-1].done
     assert the_job(foreman)["kind"] == "generate"
 
@@ -153,6 +163,7 @@ def test_openai_chats_in_a_stream_with_usage(spoken: openai.OpenAI, foreman: Ser
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == SAID
     assert chunks[0].choices[0].delta.role == "assistant"
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
+    assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens
     assert {chunk.id for chunk in chunks} == {f"chatcmpl-{the_job(foreman)['job_id']}"}
     assert the_job(foreman)["result"]["object"] == "chat.completion"
@@ -168,20 +179,23 @@ def test_openai_chats_without_a_stream(spoken: openai.OpenAI, foreman: Server) -
     answer = spoken.chat.completions.create(model="llama3.2", messages=HELLO)
     assert answer.choices[0].message.content == SAID
     assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
     assert the_job(foreman)["state"] == "done"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_openai_calls_tools(spoken: openai.OpenAI, foreman: Server, stream: bool) -> None:
-    asked = [{"role": "user", "content": "use get_weather please"}]
+    asked: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "use get_weather please"}]
     answer = spoken.chat.completions.create(model="llama3.2", messages=asked, tools=[WEATHER], stream=stream)
-    if stream:
+    assert isinstance(answer, openai.Stream) is stream
+    if isinstance(answer, openai.Stream):
         chunks = list(answer)
-        calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+        calls: list[Any] = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
         reason = chunks[-1].choices[0].finish_reason
     else:
-        calls, reason = answer.choices[0].message.tool_calls, answer.choices[0].finish_reason
+        calls = [*(answer.choices[0].message.tool_calls or [])]
+        reason = answer.choices[0].finish_reason
     assert [call.function.name for call in calls] == ["get_weather"]
     assert "city" in json.loads(calls[0].function.arguments)
     assert calls[0].id
@@ -199,7 +213,7 @@ def test_openai_follows_a_json_schema(spoken: openai.OpenAI) -> None:
 
 
 def test_openai_sends_images(spoken: openai.OpenAI, foreman: Server, fake: FakeOllama) -> None:
-    content = [
+    content: list[ChatCompletionContentPartParam] = [
         {"type": "text", "text": "what is this?"},
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG}"}},
     ]
@@ -221,12 +235,14 @@ def test_langchain_invokes_streams_and_embeds(foreman: Server) -> None:
     model = ChatOllama(model="llama3.2", base_url=foreman.url)
     embeddings = OllamaEmbeddings(model="nomic-embed-text", base_url=foreman.url)
     assert model.invoke("Hello, world").content == SAID
-    assert "".join(chunk.content for chunk in model.stream("Hello, world")) == SAID
+    assert "".join(str(chunk.content) for chunk in model.stream("Hello, world")) == SAID
     assert len(embeddings.embed_query("one")) == 8
     for each in (model, embeddings):
         # Neither is closed by anything that langchain offers.
-        each._client.close()
-        asyncio.run(each._async_client.close())
+        assert each._client is not None
+        assert each._async_client is not None
+        each._client.close()  # type: ignore[no-untyped-call]
+        asyncio.run(each._async_client.close())  # type: ignore[no-untyped-call]
     assert [job["state"] for job in jobs_of(foreman)] == ["done"] * 3
 
 
@@ -251,7 +267,7 @@ def test_a_model_pulled_a_moment_ago_is_found(
 ) -> None:
     assert "new:latest" not in target_of(foreman)["models"]
     fake.control(models=["llama3.2", "new"])
-    time.sleep(2 * FRESH_SECONDS)  # what was looked at within that time is not looked at again
+    outlast(2 * FRESH_SECONDS)  # what was looked at within that time is not looked at again
     assert client.chat("new", HELLO).message.content == SAID
 
 

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -52,7 +51,8 @@ class Caller:
     def configure(self, queue: str, **settings: Any) -> dict[str, Any]:
         answer = self.http.put(f"/queues/{queue}", json=settings)
         assert answer.status_code in {200, 201}, answer.text
-        return answer.json()
+        answered: dict[str, Any] = answer.json()
+        return answered
 
     def post(self, queue: str, payload: dict[str, Any] | None = None, **fields: Any) -> httpx.Response:
         return self.http.post(
@@ -62,7 +62,7 @@ class Caller:
     def submit(self, queue: str, payload: dict[str, Any] | None = None, **fields: Any) -> str:
         answer = self.post(queue, payload, **fields)
         assert answer.status_code == 202, answer.text
-        return answer.json()["job_id"]
+        return str(answer.json()["job_id"])
 
     def claim(self, queue: str, limit: int = 1, wait: float = 0, **fields: Any) -> list[dict[str, Any]]:
         body = {
@@ -75,7 +75,8 @@ class Caller:
         }
         answer = self.http.post("/claims", json=body, timeout=wait + 60)
         assert answer.status_code == 200, answer.text
-        return answer.json()["jobs"]
+        answered: list[dict[str, Any]] = answer.json()["jobs"]
+        return answered
 
     def settle(self, job: dict[str, Any], verb: str = "complete", **fields: Any) -> httpx.Response:
         return self.http.post(
@@ -90,7 +91,8 @@ class Caller:
         assert self.settle(job, "fail", error=error, retryable=retryable, **fields).status_code == 200
 
     def job(self, job_id: str) -> dict[str, Any]:
-        return self.http.get(f"/jobs/{job_id}").json()
+        answered: dict[str, Any] = self.http.get(f"/jobs/{job_id}").json()
+        return answered
 
     def state(self, job_id: str) -> str:
         return str(self.job(job_id)["state"])
@@ -99,7 +101,8 @@ class Caller:
         async def run() -> list[Any]:
             connection = await asyncpg.connect(self._database_url)
             try:
-                return await connection.fetch(statement, *arguments)
+                answered: list[Any] = await connection.fetch(statement, *arguments)
+                return answered
             finally:
                 await connection.close()
 
@@ -125,7 +128,8 @@ class Caller:
         return [{**row, "data": json.loads(row["data"]) if row["data"] else None} for row in rows]
 
     def queue(self, name: str) -> dict[str, Any]:
-        return self.http.get(f"/queues/{name}").json()
+        answered: dict[str, Any] = self.http.get(f"/queues/{name}").json()
+        return answered
 
 
 @pytest.fixture
@@ -142,11 +146,3 @@ def queue() -> str:
 
 def soon(condition: Callable[[], object], seconds: float = 5) -> None:
     wait_until(condition, seconds)
-
-
-def stays(condition: Callable[[], object], seconds: float = 0.6) -> None:
-    """Something that must not change: looked at again and again for a while."""
-    ends = time.monotonic() + seconds
-    while time.monotonic() < ends:
-        assert condition()
-        time.sleep(0.05)

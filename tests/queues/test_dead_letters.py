@@ -1,8 +1,11 @@
 """Dead letters and bulk operations."""
 
+from typing import Any
+
 import pytest
 
 from app.jobs.ids import new_id
+from tests.conftest import MakeServer
 from tests.queues.conftest import Caller, soon
 
 
@@ -25,10 +28,11 @@ def dead_letters(call: Caller, queue: str, number: int = 1, **fields: object) ->
     return ids
 
 
-def run(call: Caller, path: str, **body: object) -> dict:
+def run(call: Caller, path: str, **body: object) -> dict[str, Any]:
     answer = call.http.post(path, json=body, headers={"prefer": "wait=20"}, timeout=30)
     assert answer.status_code == 200, answer.text
-    return answer.json()
+    answered: dict[str, Any] = answer.json()
+    return answered
 
 
 def test_failed_jobs_are_listed_newest_first(call: Caller, queue: str) -> None:
@@ -140,7 +144,7 @@ def test_bulk_retry_visits_each_job_once(call: Caller, queue: str) -> None:
         {"action": "delete", "filter": {}, "dry_run": "maybe"},
     ],
 )
-def test_a_wrong_bulk_request_is_422(call: Caller, body: dict) -> None:
+def test_a_wrong_bulk_request_is_422(call: Caller, body: dict[str, Any]) -> None:
     answer = call.http.post("/bulk-operations", json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
 
@@ -157,7 +161,7 @@ def test_a_bulk_operation_can_be_stopped(call: Caller, queue: str) -> None:
     ]
 
 
-def test_an_operation_goes_on_after_its_replica_was_killed(make_server, queue: str) -> None:
+def test_an_operation_goes_on_after_its_replica_was_killed(make_server: MakeServer, queue: str) -> None:
     import httpx
 
     first = make_server(FOREMAN_ROLE="api")

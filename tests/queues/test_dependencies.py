@@ -1,5 +1,7 @@
 """depends_on: jobs that wait for others."""
 
+from typing import Any
+
 import pytest
 
 from app.jobs.ids import new_id
@@ -30,7 +32,8 @@ def test_what_is_done_already_need_not_be_waited_for(call: Caller, queue: str) -
 def test_a_failed_cancelled_or_expired_one_cancels_those_that_wait(
     call: Caller, queue: str, end: str
 ) -> None:
-    first = call.submit(queue, **({"deadline_seconds": 0.2} if end == "expire" else {}))
+    fields: dict[str, Any] = {"deadline_seconds": 0.2} if end == "expire" else {}
+    first = call.submit(queue, **fields)
     second = call.submit(queue, depends_on=[first])
     third = call.submit(queue, depends_on=[second])
     if end == "fail":

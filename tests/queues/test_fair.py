@@ -1,5 +1,7 @@
 """fair_by: values take turns, whoever has more jobs."""
 
+from typing import Any
+
 from tests.queues.conftest import Caller, soon
 
 
@@ -14,7 +16,7 @@ def submit_many(call: Caller, queue: str, number: int, *, who: str | None, **fie
     return ids
 
 
-def customers(claimed: list[dict]) -> list[str | None]:
+def customers(claimed: list[dict[str, Any]]) -> list[str | None]:
     return [job["metadata"].get("customer") for job in claimed]
 
 
@@ -23,7 +25,9 @@ def test_each_value_gets_its_turn(call: Caller, queue: str) -> None:
     submit_many(call, queue, 20, who="big")
     submit_many(call, queue, 3, who="small")
     submit_many(call, queue, 3, who="tiny")
-    assert sorted(customers(call.claim(queue, limit=9))) == ["big"] * 3 + ["small"] * 3 + ["tiny"] * 3
+    assert (
+        sorted(map(str, customers(call.claim(queue, limit=9)))) == ["big"] * 3 + ["small"] * 3 + ["tiny"] * 3
+    )
     assert customers(call.claim(queue, limit=30)) == ["big"] * 17
 
 

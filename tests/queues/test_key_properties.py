@@ -20,14 +20,15 @@ from app.jobs.submission import NewJob
 from app.store import queues
 from app.store.admission import Admission
 from app.store.claims import Claims, Seat
-from app.store.promote import promote
 from app.store.database import Database
 from app.store.enqueue import Receipt, Submission
 from app.store.job import LeasedJob
+from app.store.promote import promote
 from app.store.queues import QueueBook
 from app.store.settle import Settlement, settle
 from app.store.steer import cancel
 from app.store.sweep import sweep
+from tests.patience import pace, pretend_to_work, until
 
 KEYS = 50
 WORKERS = 4
@@ -115,7 +116,7 @@ class World:
                     self.database, self.dice.choice(sorted(self.accepted)), "default", None
                 )
                 self.gatekeeper.steered(steered)
-            await asyncio.sleep(self.dice.random() * 0.02)
+            await pace(self.dice.random() * 0.02)
 
     async def work(self, number: int) -> None:
         claims = Claims(self.database, QueueBook(self.database))
@@ -129,25 +130,24 @@ class World:
                     self.violations.append(f"{running} leases of {job.concurrency_key}")
             await asyncio.gather(*(self.run(job) for job in claimed))
             if not claimed:
-                await asyncio.sleep(0.005)
+                await pace(0.005)
 
     async def run(self, job: LeasedJob) -> None:
         fate = self.dice.random()
         if fate < 0.1:
             return  # It crashed: nobody will ever settle this.
         overslept = fate < 0.15
-        await asyncio.sleep(LEASE_SECONDS * 3 if overslept else self.dice.random() * 0.03)
-        verb, more = self.dice.choice(
-            [
-                (Verb.COMPLETE, {"result": "null"}),
-                (Verb.COMPLETE, {"result": "null"}),
-                (Verb.COMPLETE, {"result": "null"}),
-                (Verb.FAIL, {}),
-                (Verb.RETRY, {"delay_seconds": 0.02}),
-                (Verb.RETRY, {"delay_seconds": 0.0}),
-                (Verb.RELEASE, {}),
-            ]
-        )
+        await pretend_to_work(LEASE_SECONDS * 3 if overslept else self.dice.random() * 0.03)
+        endings: list[tuple[Verb, dict[str, Any]]] = [
+            (Verb.COMPLETE, {"result": "null"}),
+            (Verb.COMPLETE, {"result": "null"}),
+            (Verb.COMPLETE, {"result": "null"}),
+            (Verb.FAIL, {}),
+            (Verb.RETRY, {"delay_seconds": 0.02}),
+            (Verb.RETRY, {"delay_seconds": 0.0}),
+            (Verb.RELEASE, {}),
+        ]
+        verb, more = self.dice.choice(endings)
         [settled] = await settle(self.database, [Settlement(job.id, job.lease_token, verb, **more)])
         if settled.ok:
             self.gatekeeper.settled([settled])
@@ -158,7 +158,7 @@ class World:
         while not self.over:
             for row in await self.database.fetch(BUSY_KEYS, self.queue, self.rules.max_active):
                 self.violations.append(f"{row['count']} leases of {row['concurrency_key']} at a look")
-            await asyncio.sleep(0.01)
+            await pace(0.01)
 
     async def tidy(self) -> None:
         """What the sweeper and the promoter of a replica do."""
@@ -167,12 +167,13 @@ class World:
             if swept is not None:
                 self.gatekeeper.swept(swept.jobs)
             self.gatekeeper.open_keys((await promote(self.database)).keys)
-            await asyncio.sleep(0.02)
+            await pace(0.02)
 
     async def until_all_have_ended(self) -> None:
-        async with asyncio.timeout(45):
-            while await self.database.fetchval(UNFINISHED, self.queue):
-                await asyncio.sleep(0.02)
+        async def all_have_ended() -> bool:
+            return not await self.database.fetchval(UNFINISHED, self.queue)
+
+        await until(all_have_ended, 45)
 
 
 async def play(url: str, seed: int, chosen: dict[str, Any]) -> World:

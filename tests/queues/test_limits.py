@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from tests.conftest import Server
+from tests.conftest import MakeServer, Server
 from tests.queues.conftest import QUICK, Caller, soon
 
 
@@ -42,7 +42,7 @@ def test_a_freed_place_is_given_to_who_waits_at_once(call: Caller, queue: str) -
         assert len(waiting.result()) == 1
 
 
-def test_max_running_holds_over_two_replicas(make_server, queue: str) -> None:
+def test_max_running_holds_over_two_replicas(make_server: MakeServer, queue: str) -> None:
     servers: list[Server] = [make_server(**QUICK)]
     with httpx.Client(timeout=30) as http:
         http.put(f"{servers[0].url}/queues/{queue}", json={"max_running": 2})
@@ -62,7 +62,7 @@ def test_max_running_holds_over_two_replicas(make_server, queue: str) -> None:
             nonlocal most
             counts = http.get(f"{servers[0].url}/queues/{queue}").json()["counts"]
             most = max(most, counts["loading"] + counts["working"])
-            return counts["done"] == len(ids)
+            return bool(counts["done"] == len(ids))
 
         soon(all_done, seconds=20)
         assert 1 <= most <= 2

@@ -19,9 +19,9 @@ from app.store.admission import DEPTH, OLDEST, PLACES
 from app.store.bulk import look_statement
 from app.store.census import LOOK
 from app.store.claims import CLAIM_FAIRLY
-from app.store.promote import NEXT_DUE, PROMOTE
 from app.store.database import IN_ORDER
 from app.store.limits import RUNNING
+from app.store.promote import NEXT_DUE, PROMOTE
 from app.store.prune import OVER_IN_QUEUE, OVER_OF_ALL
 from app.store.read import Filter
 from tests.conftest import TEMPLATE
@@ -88,7 +88,8 @@ def explain(url: str, statement: str, *arguments: Any, before: str = "") -> tupl
             await transaction.rollback()
         finally:
             await connection.close()
-        return json.loads(text)[0]["Plan"]
+        answered: dict[str, Any] = json.loads(text)[0]["Plan"]
+        return answered
 
     plan = asyncio.run(run())
     return plan, plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
@@ -121,7 +122,9 @@ QUEUES = ["keyed"] * 100
     ],
     ids=["places", "oldest", "ready_next", "with_waiting"],
 )
-def test_a_hundred_free_keys_are_a_hundred_look_ups(filled: str, statement: str, arguments: tuple) -> None:
+def test_a_hundred_free_keys_are_a_hundred_look_ups(
+    filled: str, statement: str, arguments: tuple[Any, ...]
+) -> None:
     plan, buffers = explain(filled, statement, *arguments)
     assert not scans_jobs_whole(plan)
     assert buffers < 100 * 25
@@ -160,7 +163,9 @@ def test_a_fair_claim_reads_what_it_takes(filled: str) -> None:
     ],
     ids=["promote", "next_due", "running", "depth", "over_in_queue", "over_of_all"],
 )
-def test_nothing_else_reads_the_table_whole(filled: str, statement: str, arguments: tuple, most: int) -> None:
+def test_nothing_else_reads_the_table_whole(
+    filled: str, statement: str, arguments: tuple[Any, ...], most: int
+) -> None:
     plan, buffers = explain(filled, statement, *arguments)
     assert not scans_jobs_whole(plan)
     assert buffers < most

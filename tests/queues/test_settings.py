@@ -2,11 +2,12 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
 
-from tests.conftest import Server
+from tests.conftest import MakeServer, Server
 from tests.queues.conftest import Caller, soon
 
 
@@ -86,7 +87,7 @@ def test_a_queue_is_known_as_soon_as_it_has_had_a_job(call: Caller, queue: str) 
     ],
 )
 def test_wrong_or_contradictory_settings_are_422_and_say_which(
-    call: Caller, queue: str, settings: dict, field: str
+    call: Caller, queue: str, settings: dict[str, Any], field: str
 ) -> None:
     answer = call.http.put(f"/queues/{queue}", json=settings)
     assert answer.status_code == 422
@@ -174,7 +175,7 @@ def test_a_schema_also_holds_for_chat_bodies(call: Caller, queue: str) -> None:
     assert (good.status_code, bad.status_code) == (202, 422)
 
 
-def test_a_change_counts_on_every_replica_within_a_second(make_server, queue: str) -> None:
+def test_a_change_counts_on_every_replica_within_a_second(make_server: MakeServer, queue: str) -> None:
     one, two = make_server(), make_server()
     with httpx.Client(timeout=10) as http:
         body = {"kind": "work", "queue": queue, "payload": {}}

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -10,13 +11,14 @@ import pytest
 
 from app.store import claims as claims_module
 from app.store.claims import Claims, Seat
-from app.store.heads import Head, HeadsWalk, heads_of
-from app.store.promote import promote, seconds_until_next_due
 from app.store.database import Database
+from app.store.heads import Head, HeadsWalk, heads_of
 from app.store.job import ClaimedJob
 from app.store.keys import lock, lock_number
+from app.store.promote import promote, seconds_until_next_due
 from app.store.queues import QueueBook, configure
 from app.store.settle import heartbeat
+from tests.patience import until
 from tests.store import invariants
 from tests.store.making import backdate, claim, job, log_of, put, put_one, row_of, running, states_of
 
@@ -343,9 +345,7 @@ async def test_with_more_queues_than_a_round_has_room_for_each_has_its_turn(data
 async def until_blocked(database: Database) -> None:
     """Somebody waits for a lock in this database."""
     waiting = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-    async with asyncio.timeout(25):
-        while await database.fetchval(waiting) is None:
-            await asyncio.sleep(0.01)
+    await until(lambda: database.fetchval(waiting))
 
 
 async def test_a_lease_counts_from_when_the_queues_lock_was_got(database: Database) -> None:
@@ -407,7 +407,7 @@ async def test_a_queue_whose_claim_fails_is_left_alone_for_a_growing_while(
         pauses.append(claims.closed_seconds("default") or 0)
         # Meanwhile nobody asks the database.
         assert await claim(database, claims=claims) == []
-        monkeypatch.setattr(claims_module.time, "monotonic", _later(claims_module.time.monotonic, 60))
+        monkeypatch.setattr(time, "monotonic", _later(time.monotonic, 60))
     assert pauses == sorted(pauses)
     assert pauses[2] > 2 * pauses[0]
     await database.execute("UPDATE jobs SET max_duration_seconds = NULL")

@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable
 
 from app.jobs.states import Verb
 from app.store.claims import Claims
-from app.store.promote import promote
 from app.store.database import Database
 from app.store.enqueue import Submission, enqueue
+from app.store.promote import promote
 from app.store.settle import Settlement, heartbeat, settle
 from app.store.steer import cancel, delete, revive
 from app.store.sweep import sweep
+from tests.patience import turn_of_the_loop
 from tests.store import invariants
 from tests.store.making import TENANT, claim, job
 
@@ -91,7 +92,7 @@ class Crowd:
         while time.monotonic() < ends:
             await work()
             self.done[name] += 1
-            await asyncio.sleep(0)
+            await turn_of_the_loop()
 
 
 VERBS = {"claim", "complete", "fail", "retry", "rescue", "cancel", "expire", "late_settlement"}

@@ -7,6 +7,7 @@ import pytest
 
 from app.errors import Unavailable
 from app.store.database import Database, asyncpg_url, connect, translated
+from tests.patience import until
 
 
 async def test_a_database_that_does_not_answer_is_unavailable() -> None:
@@ -55,11 +56,8 @@ async def test_a_connection_cut_in_the_middle_of_a_statement_is_unavailable(
     running = asyncio.create_task(database.execute("SELECT pg_sleep(30)"))
     cutter = await asyncpg.connect(database_url)
     try:
-        async with asyncio.timeout(10):
-            while not await cutter.fetchval(
-                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(30)'"
-            ):
-                await asyncio.sleep(0.01)
+        cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(30)'"
+        await until(lambda: cutter.fetchval(cut))
     finally:
         await cutter.close()
     with pytest.raises(Unavailable):
@@ -123,9 +121,7 @@ async def test_a_statement_that_lost_a_deadlock_is_run_again(database: Database)
     ]
     undone = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     assert [row["moves"] for row in await database.fetch("SELECT moves FROM pairs")] == [1, 1]
-    async with asyncio.timeout(20):
-        while not await database.fetchval(undone):
-            await asyncio.sleep(0.05)
+    await until(lambda: database.fetchval(undone))
 
 
 async def _name(database: Database) -> str:

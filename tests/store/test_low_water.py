@@ -1,6 +1,7 @@
 """Low-water marks: every rank in exactly one band, best first, and a mark that is wrong is only slow."""
 
 import itertools
+import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -8,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.store import claims
-from app.store.low_water import HIGHEST, LOWEST, SLACK, THE_BEGINNING, RankRange, LowWater
 from app.store.job import ClaimedJob
+from app.store.low_water import HIGHEST, LOWEST, SLACK, THE_BEGINNING, LowWater, RankRange
 from tests.rows import made_up
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -84,7 +85,7 @@ def test_every_rank_of_every_lane_is_in_exactly_one_band_and_better_ranks_come_f
 
 def test_a_mark_is_trusted_for_a_few_seconds_only(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = 1000.0
-    monkeypatch.setattr(claims.time, "monotonic", lambda: clock)
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
     marks = LowWater()
     marks.ranges("q", ["a"])
     marks.learn("q", [claimed(0)])

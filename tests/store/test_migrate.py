@@ -22,6 +22,7 @@ from app.store.database import Database
 from app.store.migrate import current_revision, migrate, newest_revision, scripts_folder
 from app.store.tables import METADATA
 from tests.conftest import ROOT
+from tests.patience import until
 from tests.store import invariants
 from tests.store.making import put_one
 
@@ -202,9 +203,7 @@ async def test_indexes_are_built_beside_who_writes_and_again_after_a_build_that_
 
 async def until_building(database: Database) -> None:
     building = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '% INDEX CONCURRENTLY%' AND wait_event = 'virtualxid'"
-    async with asyncio.timeout(60):
-        while not await database.fetchval(building):
-            await asyncio.sleep(0.02)
+    await until(lambda: database.fetchval(building))
 
 
 async def test_a_migration_does_not_wait_in_front_of_everybody_for_a_table_that_is_in_use(

@@ -1,6 +1,7 @@
 """Every cause has its sentence; an outage is told once, then now and then, and once when it is over."""
 
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from app.embedded import EmbeddedPostgresError
-from app.store import outage
 from app.store.database import AWAY
 from app.store.outage import REMIND_SECONDS, Outage, Trouble, cause_of
 
@@ -60,7 +60,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(outage.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     return passes
 
 

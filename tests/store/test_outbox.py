@@ -9,12 +9,12 @@ import pytest
 
 from app.jobs.states import Verb
 from app.store import outbox
-from app.store.low_water import THE_BEGINNING
 from app.store.database import Database
 from app.store.events import NewEvent, append
+from app.store.low_water import THE_BEGINNING
 from app.store.outbox import Delivery, DeliveryFilter, DueDelivery, Try, Wanted
 from app.store.settle import Settlement, note_late, settle
-from tests.patience import PATIENCE
+from tests.patience import until
 from tests.store.making import claim_one, job, put, put_one, running
 
 URL = "http://hooks.example:8080/a?b=c"
@@ -65,9 +65,7 @@ async def after_waiting(
     async with database.transaction() as other:
         await other.execute(held, *values)
         task = asyncio.ensure_future(statement)
-        async with asyncio.timeout(30 * PATIENCE):
-            while not await database.fetchval(waiting):
-                await asyncio.sleep(0.01)
+        await until(lambda: database.fetchval(waiting), 30)
     return await task
 
 

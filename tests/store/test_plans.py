@@ -17,10 +17,10 @@ import pytest
 from app.embedded import EmbeddedPostgres
 from app.jobs.ids import id_floor
 from app.store.claims import Claims, Seat
-from app.store.heads import HEADS, HEADS_OF
-from app.store.promote import NEXT_DUE, PROMOTE
 from app.store.database import IN_ORDER, Database
+from app.store.heads import HEADS, HEADS_OF
 from app.store.job import ClaimedJob
+from app.store.promote import NEXT_DUE, PROMOTE
 from app.store.read import GET, MAX_LOOKED, POSITION, SHARING, Filter, list_statements
 from app.store.settle import HEARTBEAT
 from app.store.sweep import END_GRACE, END_LOOK, EXPIRE, NEVER, RESCUE

@@ -20,9 +20,9 @@ from hypothesis.stateful import (
 
 from app.jobs.states import LIVE, RUNNING, TERMINAL, TRANSITIONS, State, Verb, allows
 from app.store.claims import Claims
-from app.store.promote import promote
 from app.store.database import Database
 from app.store.enqueue import Receipt, Submission, enqueue
+from app.store.promote import promote
 from app.store.settle import Settlement, heartbeat, settle
 from app.store.steer import cancel, delete, revive
 from app.store.sweep import sweep

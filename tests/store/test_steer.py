@@ -8,6 +8,7 @@ from app.jobs.states import TERMINAL, Verb
 from app.store.database import Database
 from app.store.settle import Settlement, note_late, settle
 from app.store.steer import Steered, cancel, delete, revive
+from tests.patience import until
 from tests.store import invariants
 from tests.store.making import (
     TENANT,
@@ -170,12 +171,11 @@ async def test_delete_removes_a_job_and_all_it_owns_and_nothing_else(database: D
 
 async def test_a_late_settlement_noted_meanwhile_leaves_no_event_of_a_deleted_job(database: Database) -> None:
     job_id = await failed(database)
-    async with asyncio.timeout(10), database.connection() as other:
+    async with database.connection() as other:
         async with other.transaction():
             await note_late(other, [(job_id, "complete")])
             deleting = asyncio.create_task(delete(database, job_id, TENANT))
-            while not await other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
-                await asyncio.sleep(0.01)
+            await until(lambda: other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
         assert await deleting
     assert await database.fetchval("SELECT count(*) FROM events") == 0
 
@@ -211,9 +211,8 @@ async def test_a_cancel_that_waits_for_a_lock_acts_on_what_the_lock_shows(databa
 
 
 async def until_somebody_waits_for_a_lock(database: Database) -> None:
-    async with asyncio.timeout(10):
-        while not await database.fetchval(
-            "SELECT count(*) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%cancelled%'"
-        ):
-            await asyncio.sleep(0.01)
+    waits = (
+        "SELECT count(*) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%cancelled%'"
+    )
+    await until(lambda: database.fetchval(waits))

@@ -6,6 +6,7 @@ import pytest
 
 from app.store import targets
 from app.store.database import Database
+from tests.patience import until
 from tests.store.making import job, put
 
 WAITS_FOR_A_LOCK = """
@@ -51,9 +52,7 @@ async def test_one_whose_row_is_held_meanwhile_is_not_left_asleep(database: Data
     async with database.transaction() as connection:
         await connection.execute("UPDATE jobs SET seq = seq WHERE id = $1", held)
         unparking = asyncio.create_task(unpark())
-        async with asyncio.timeout(30):
-            while not unparking.done() and not await database.fetchval(WAITS_FOR_A_LOCK):
-                await asyncio.sleep(0.01)
+        await until(lambda: unparking.done() or database.fetchval(WAITS_FOR_A_LOCK))
     await unparking
     assert await database.fetchval("SELECT count(ready_at) FROM jobs") == 3
 

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import httpx
 import pytest
@@ -86,9 +87,10 @@ def run_sixty_jobs(make_server: Callable[..., Server], patience: float) -> tuple
         ids = [each["job_id"] for each in answer.json()["jobs"]]
         assert len(ids) == JOBS
 
-        def listed() -> list[dict]:
-            query = {"state": "done", "limit": 200, "metadata.patience": str(patience)}
-            return httpx.get(f"{server.url}/jobs", params=query).json()["jobs"]
+        def listed() -> list[dict[str, Any]]:
+            query: dict[str, str | int] = {"state": "done", "limit": 200, "metadata.patience": str(patience)}
+            answered: list[dict[str, Any]] = httpx.get(f"{server.url}/jobs", params=query).json()["jobs"]
+            return answered
 
         wait_until(lambda: len(listed()) == JOBS, 90)
         took = time.monotonic() - began

@@ -13,13 +13,14 @@ from app.executors.protocol import ClaimedJob, RunContext
 from app.foreman import Foreman
 from app.jobs.outcomes import Outcome
 from app.store.claims import Claims, Seat
-from app.store.heads import heads_of
 from app.store.database import Database
+from app.store.heads import heads_of
 from app.store.holdings import renew, shrink, take
 from app.targets.config import TargetConfig, TargetFields
 from app.targets.target import Target
 from tests.conftest import MakeServer, wait_until
 from tests.fakes import FakeOllama
+from tests.patience import until
 from tests.store.making import backdate, put_one
 
 
@@ -61,8 +62,11 @@ async def test_a_stalled_process_keeps_the_slots_that_its_calls_use(database: Da
     seats = [Seat("stalled", 1, 3600)]
     [job] = await Claims(database).claim("default", ["llm|||m"], seats, runs_on="gpu")
     # The hold is over as soon as renewing fails.
-    while await renew(database, "stalled:00000000", ["gpu"], 0.01):
-        await asyncio.sleep(0.02)
+
+    async def renewing_fails() -> bool:
+        return not await renew(database, "stalled:00000000", ["gpu"], 0.001)
+
+    await until(renewing_fails)
     assert await take(database, "gpu", "other:00000000", total=2, wanted=2, lease_seconds=10) == 1
     # Its own calls are no reason to keep a process from what it holds.
     assert await take(database, "gpu", "stalled:00000000", total=2, wanted=2, lease_seconds=10) == 1
@@ -81,9 +85,7 @@ async def test_a_renewal_on_its_way_is_not_taken_for_a_hold_that_expired(databas
         waiting = (
             "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         )
-        async with asyncio.timeout(25):
-            while not taking.done() and await database.fetchval(waiting) is None:
-                await asyncio.sleep(0.01)
+        await until(lambda: taking.done() or database.fetchval(waiting))
     assert await taking == 0
 
 

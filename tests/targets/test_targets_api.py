@@ -5,6 +5,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -38,18 +39,23 @@ def put(server: Server, name: str, **fields: object) -> httpx.Response:
     return httpx.put(f"{server.url}/targets/{name}", json=fields, timeout=60)
 
 
-def get(server: Server, name: str) -> dict:
-    return httpx.get(f"{server.url}/targets/{name}", timeout=60).json()
+def get(server: Server, name: str) -> dict[str, Any]:
+    answered: dict[str, Any] = httpx.get(f"{server.url}/targets/{name}", timeout=60).json()
+    return answered
 
 
 def submit(server: Server, **more: object) -> str:
-    return httpx.post(f"{server.url}/jobs", json={"model": "llama3.2", "messages": HELLO, **more}).json()[
-        "job_id"
-    ]
+    answered: str = httpx.post(
+        f"{server.url}/jobs", json={"model": "llama3.2", "messages": HELLO, **more}
+    ).json()["job_id"]
+    return answered
 
 
-def job(server: Server, job_id: str, wait: float = 0) -> dict:
-    return httpx.get(f"{server.url}/jobs/{job_id}", params={"wait": wait}, timeout=60).json()
+def job(server: Server, job_id: str, wait: float = 0) -> dict[str, Any]:
+    answered: dict[str, Any] = httpx.get(
+        f"{server.url}/jobs/{job_id}", params={"wait": wait}, timeout=60
+    ).json()
+    return answered
 
 
 def test_a_target_is_made_used_changed_and_removed(
@@ -181,7 +187,7 @@ def test_the_token_goes_to_the_target_and_lies_sealed_in_the_table(
         ({"url": "http://x", "wake": {"mac": "aa:bb:cc:dd:ee:ff", "url": "http://y"}}, "wake"),
     ],
 )
-def test_wrong_fields_are_named(server: Server, fields: dict, named: str) -> None:
+def test_wrong_fields_are_named(server: Server, fields: dict[str, Any], named: str) -> None:
     refused = httpx.put(f"{server.url}/targets/some", json=fields)
     assert refused.status_code == 422
     assert refused.json()["errors"][0]["field"] == named
@@ -211,6 +217,7 @@ def test_targets_of_a_file(tmp_path: Path) -> None:
         """
     )
     gpu, llamacpp = from_environment(None, 4, file)
+    assert gpu.wake is not None
     assert (gpu.url, gpu.slots, gpu.wake.address) == ("http://10.0.0.5:11434", 2, "10.0.0.255")
     assert (llamacpp.url, llamacpp.dialect, llamacpp.token) == ("http://localhost:8000", "openai", "sk-x")
 
@@ -280,7 +287,8 @@ def test_usage_is_summed_by_model_and_day(make_server: Callable[..., Server], fa
     jobs = [submit(server) for _ in range(3)]
     used = [job(server, job_id, 20)["usage"] for job_id in jobs]
 
-    def sums() -> dict:
+    def sums() -> dict[str, Any]:
+        found: dict[str, Any]
         (found,) = httpx.get(f"{server.url}/usage").json()["usage"]
         return found
 

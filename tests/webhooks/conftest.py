@@ -32,11 +32,11 @@ class Arrival:
 
     @property
     def job_id(self) -> str:
-        return self.message["data"]["job_id"]
+        return str(self.message["data"]["job_id"])
 
     @property
     def seq(self) -> int:
-        return self.message["data"]["seq"]
+        return int(self.message["data"]["seq"])
 
 
 @dataclass

@@ -25,7 +25,7 @@ from app.webhooks.schedule import LADDER_SECONDS
 from app.webhooks.send import Sender
 from tests.conftest import free_port
 from tests.outbound.receivers import Receiver, Visit
-from tests.patience import PATIENCE
+from tests.patience import until
 from tests.store.making import claim, job, put, put_one, running
 
 SECRETS = ["whsec_" + base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2, 3)]
@@ -57,15 +57,6 @@ async def dispatching(
     finally:
         await running.stop()
         await client.aclose()
-
-
-async def until(condition: Callable[[], Awaitable[Any]], seconds: float = 15) -> Any:
-    """Wait on a condition, with a deadline; what it came to."""
-    ends = time.monotonic() + seconds * PATIENCE
-    while not (found := await condition()):
-        assert time.monotonic() < ends, f"not within {seconds} s"
-        await asyncio.sleep(0.01)
-    return found
 
 
 async def rows(database: Database, job_id: str) -> list[dict[str, Any]]:
@@ -356,11 +347,10 @@ async def test_a_dead_receiver_opens_its_circuit_and_is_probed_until_it_is_back(
         receiver._server = await asyncio.start_server(receiver._serve, "127.0.0.1", port)
         try:
             # Those that were not tried lost no rung of their ladder: they leave as soon as it is back.
+            delivered = "SELECT count(*) >= $1 FROM deliveries WHERE state = 'delivered'"
+
             async def untried_are_delivered() -> bool:
-                return (
-                    await database.fetchval("SELECT count(*) FROM deliveries WHERE state = 'delivered'")
-                    >= untouched
-                )
+                return bool(await database.fetchval(delivered, untouched))
 
             await until(untried_are_delivered)
         finally:
@@ -383,7 +373,7 @@ async def test_while_the_circuit_is_open_what_is_long_overdue_counts_as_tried(da
         await database.execute("UPDATE deliveries SET next_try_at = now() - interval '2 min'")
 
         async def all_waiting() -> bool:
-            return await database.fetchval("SELECT count(*) FROM deliveries WHERE next_try_at <= now()") == 0
+            return not await database.fetchval("SELECT count(*) FROM deliveries WHERE next_try_at <= now()")
 
         await until(all_waiting)
         error = await database.fetchval(

@@ -38,7 +38,8 @@ def delivery(**changes: Any) -> DueDelivery:
 
 
 def message(**changes: Any) -> dict[str, Any]:
-    return orjson.loads(compose(delivery(**changes)))
+    answered: dict[str, Any] = orjson.loads(compose(delivery(**changes)))
+    return answered
 
 
 def test_a_result_goes_out_as_it_came_in_to_the_last_digit() -> None:

@@ -8,8 +8,8 @@ import base64
 import itertools
 import os
 import threading
-import time
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -17,7 +17,7 @@ import httpx
 import pytest
 from standardwebhooks.webhooks import Webhook
 
-from tests.conftest import Server, free_port
+from tests.conftest import Server, free_port, wait_until
 from tests.webhooks.conftest import MakeReceiver, ReceiverProcess
 
 JOBS = int(os.environ.get("WEBHOOK_JOBS", "300"))
@@ -72,20 +72,17 @@ class Callers(threading.Thread):
                 "metadata": {"n": str(number)},
                 **fields,
             }
-            self.job_ids.append(self._submit(body, f"job-{number}"))
-            time.sleep(0.01)
+            self.job_ids.append(wait_until(partial(self._submit, body, f"job-{number}"), 60))
 
     def _submit(self, body: dict[str, object], key: str) -> str:
-        while True:
-            try:
-                answer = httpx.post(
-                    f"{self._server.url}/jobs", json=body, headers={"idempotency-key": key}, timeout=5
-                )
-                if answer.status_code == 202:
-                    return str(answer.json()["job_id"])
-            except httpx.TransportError:
-                pass
-            time.sleep(0.1)
+        """The job's id, or none as long as nobody takes it."""
+        try:
+            answer = httpx.post(
+                f"{self._server.url}/jobs", json=body, headers={"idempotency-key": key}, timeout=5
+            )
+        except httpx.TransportError:
+            return ""
+        return str(answer.json()["job_id"]) if answer.status_code == 202 else ""
 
 
 def expected_events(url: str) -> dict[str, list[int]]:
@@ -141,18 +138,19 @@ def test_every_event_arrives_in_order_and_signed_whatever_is_killed(
     clock.start()
     callers.start()
     try:
-        for _ in range(ROUNDS):
-            time.sleep(1.5)  # not a wait for anything: the pace of the killing
-            server.kill()
-            server.start()
-            time.sleep(0.7)
-            receiver.kill()
-            receiver.start()
+        # Spread over the submitting, each in the middle of it.
+        for killing in range(1, 2 * ROUNDS + 1):
+            wait_until(lambda: len(callers.job_ids) >= killing * JOBS // (2 * ROUNDS + 1), 60)  # noqa: B023
+            victim = server if killing % 2 else receiver
+            victim.kill()
+            victim.start()
         callers.join()
-        give_up = time.monotonic() + 60 + JOBS / 4
-        while any(unfinished(database_url)):
-            assert time.monotonic() < give_up, (unfinished(database_url), server.log()[-3000:])
-            time.sleep(0.2)
+        wait_until(
+            lambda: not any(unfinished(database_url)),
+            60 + JOBS / 4,
+            lambda: f"{unfinished(database_url)} {server.log()[-3000:]}",
+            every=0.2,
+        )
     finally:
         clock.stopping.set()
         clock.join()

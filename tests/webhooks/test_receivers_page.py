@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from app.outbound import AddressPolicy, GuardedClient, OutboundUnreachable
 from app.jobs.signing import new_secret, sign
+from app.outbound import AddressPolicy, GuardedClient, OutboundUnreachable
+from tests.patience import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "receivers.md"
 LANGUAGES = {"python": sys.executable, "js": shutil.which("node")}
@@ -101,18 +102,19 @@ async def running(language: str, tmp_path: Path) -> AsyncIterator[Correspondent]
 
 
 async def _until_it_listens(correspondent: Correspondent, process: asyncio.subprocess.Process) -> None:
-    async with asyncio.timeout(20):
-        while True:
-            assert process.returncode is None, "the example ended by itself"
-            try:
-                await correspondent.deliver(0, signature="v1,none")
-                return
-            except OutboundUnreachable:
-                await asyncio.sleep(0.02)
+    async def it_listens() -> bool:
+        assert process.returncode is None, "the example ended by itself"
+        try:
+            await correspondent.deliver(0, signature="v1,none")
+            return True
+        except OutboundUnreachable:
+            return False
+
+    await until(it_listens, 20)
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_the_example_takes_what_is_signed_once_and_in_order(language, tmp_path):
+async def test_the_example_takes_what_is_signed_once_and_in_order(language: str, tmp_path: Path) -> None:
     async with running(language, tmp_path) as example:
         assert await example.deliver(1) == 204
         assert await example.printed() == "01J 1 wörking"
@@ -125,7 +127,7 @@ async def test_the_example_takes_what_is_signed_once_and_in_order(language, tmp_
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-async def test_the_example_refuses_what_it_cannot_trust(language, tmp_path):
+async def test_the_example_refuses_what_it_cannot_trust(language: str, tmp_path: Path) -> None:
     async with running(language, tmp_path) as example:
         assert await example.deliver(1, secrets=[new_secret()]) == 401
         assert await example.deliver(1, age=400) == 401
@@ -141,7 +143,7 @@ async def test_the_example_refuses_what_it_cannot_trust(language, tmp_path):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_the_verifying_part_of_the_example_is_about_ten_lines(language):
+def test_the_verifying_part_of_the_example_is_about_ten_lines(language: str) -> None:
     source = program(language)
     verifying = source[source.index("verified(headers, body)") :].split("\n\n")[0].splitlines()
     assert len(verifying) <= 10

@@ -36,7 +36,8 @@ def submit(server: Server, **fields: object) -> str:
 
 
 def deliveries(server: Server, job_id: str) -> list[dict[str, Any]]:
-    return httpx.get(f"{server.url}/jobs/{job_id}/webhooks").json()["deliveries"]
+    answered: list[dict[str, Any]] = httpx.get(f"{server.url}/jobs/{job_id}/webhooks").json()["deliveries"]
+    return answered
 
 
 def all_over(server: Server, job_id: str, count: int = 4) -> bool:
@@ -234,7 +235,8 @@ def test_operators_list_deliveries_of_all_jobs_by_host_and_state_page_by_page(
     def listed(**query: Any) -> dict[str, Any]:
         answer = httpx.get(f"{server.url}/webhooks", params=query)
         assert answer.status_code == 200, answer.text
-        return answer.json()
+        answered: dict[str, Any] = answer.json()
+        return answered
 
     wait_until(lambda: len(listed(host=gone.host, state="given_up")["deliveries"]) == 3)
     wait_until(lambda: len(listed(host=good.host, state="delivered")["deliveries"]) == 3)

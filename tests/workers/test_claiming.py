@@ -16,7 +16,9 @@ import httpx
 
 from app.store.database import Database
 from benchmarks.http_client import AskingConnection, ask, connect
+from tests.api.wire import unread
 from tests.conftest import ROOT, MakeServer, Server
+from tests.patience import turn_of_the_loop, until
 from tests.store.invariants import check_all
 
 # Each a job that was claimed, lost and completed too late; the whole promise is 1,000 of them.
@@ -104,7 +106,15 @@ async def crowd(server: Server, size: int = CLAIMERS) -> AsyncIterator[list[Aski
         for each in connections:
             each.transport.close()
         # Closing takes a turn of the loop.
-        await asyncio.sleep(0.01)
+        await turn_of_the_loop()
+
+
+async def all_wait(server: Server, kind: str) -> None:
+    """What was asked up to now waits there: it was read, and who asked after it has found nothing."""
+    await turn_of_the_loop()
+    await until(lambda: not unread(server.port))
+    async with crowd(server, 1) as [late]:
+        assert await claim(late, kind, 1) == []
 
 
 async def test_of_two_hundred_claimers_one_gets_the_only_job(make_server: MakeServer) -> None:
@@ -115,7 +125,7 @@ async def test_of_two_hundred_claimers_one_gets_the_only_job(make_server: MakeSe
         assert sum(map(len, got)) == 1
         # And while all of them wait for it. Then the others get one each, so that nobody waits till the end.
         claiming = [asyncio.ensure_future(claim(each, "awaited", 1, 60)) for each in connections]
-        await asyncio.sleep(0.5)
+        await all_wait(server, "awaited")
         await asyncio.to_thread(submit, server, "awaited", 1)
         done, waiting = await asyncio.wait(claiming, return_when=asyncio.FIRST_COMPLETED)
         assert (len(done), len(waiting)) == (1, CLAIMERS - 1)
@@ -166,8 +176,7 @@ async def test_a_claim_that_waits_on_one_replica_gets_what_is_submitted_on_anoth
     async with crowd(there, 1) as [connection]:
         for _ in range(5):
             claiming = asyncio.ensure_future(claim(connection, "far", 1, 50))
-            # Let it arrive and wait.
-            await asyncio.sleep(0.2)
+            await all_wait(there, "far")
             [job_id] = await asyncio.to_thread(submit, here, "far", 1)
             async with asyncio.timeout(20):
                 [job] = await claiming

@@ -19,6 +19,7 @@ from app.store.claims import Seat
 from app.store.database import Database
 from app.store.keys import lock_number
 from tests.conftest import Server
+from tests.patience import until
 from tests.serving import serving
 from tests.store.making import job, log_of, put, put_one, row_of, states_of
 
@@ -52,9 +53,8 @@ async def held_up(url: str, queue: str, waiters: int) -> AsyncIterator[asyncio.E
     waiting = asyncio.Event()
 
     async def look() -> None:
-        query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-        while await connection.fetchval(query) < waiters:
-            await asyncio.sleep(0.01)
+        query = "SELECT count(*) >= $1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        await until(lambda: connection.fetchval(query, waiters))
         waiting.set()
 
     async with connection.transaction():
@@ -93,9 +93,10 @@ async def serves(server: Server) -> None:
 
 
 async def comes_back(database: Database, job_id: str) -> None:
-    async with asyncio.timeout(25):
-        while (await log_of(database, job_id))[-1][1:] != ("queued", "release"):
-            await asyncio.sleep(0.02)
+    async def released() -> bool:
+        return (await log_of(database, job_id))[-1][1:] == ("queued", "release")
+
+    await until(released)
     row = await row_of(database, job_id)
     assert (row["state"], row["attempt"], row["reason"]) == ("queued", 0, "claimer_gone")
 
@@ -133,9 +134,11 @@ async def test_of_claimers_that_share_a_statement_only_those_who_are_gone_give_b
     for claimer in (claimers[0], claimers[2]):
         assert b'"lease_token"' in await asyncio.wait_for(claimer.reader.readuntil(b'"lease_token"'), 25)
         await claimer.hang_up()
-    async with asyncio.timeout(25):
-        while sorted(await states_of(database, *ids)) != ["loading", "loading", "queued"]:
-            await asyncio.sleep(0.02)
+
+    async def one_is_given_back() -> bool:
+        return sorted(await states_of(database, *ids)) == ["loading", "loading", "queued"]
+
+    await until(one_is_given_back)
 
 
 async def test_a_claim_that_is_cut_off_by_the_shutdown_gives_back(
@@ -190,9 +193,11 @@ async def test_an_error_in_one_queue_does_not_end_the_round_of_the_others(
     await break_queue(database, f"a-{queue}")
     for _ in range(3):
         job_id = await put_one(database, queue=queue)
-        async with asyncio.timeout(25):
-            while await states_of(database, job_id) != ["done"]:
-                await asyncio.sleep(0.02)
+
+        async def done(job_id: str = job_id) -> bool:
+            return await states_of(database, job_id) == ["done"]
+
+        await until(done)
     log = server.log()
     assert "worker.claim_failed" in log
     assert "loop.failed" not in log
