@@ -19,6 +19,7 @@ from app.jobs.states import TERMINAL, State, Verb
 from app.jobs.submission import NewJob
 from app.store import queues
 from app.store.admission import Admission
+from app.store.changes import Changes
 from app.store.claims import Claims, Seat, promote
 from app.store.database import Database
 from app.store.enqueue import Receipt, Submission
@@ -49,9 +50,9 @@ class ForgetfulGatekeeper(Gatekeeper):
 
     dice: random.Random
 
-    def open_keys(self, found: Any) -> None:
+    def _heard(self, changes: Changes[Any]) -> None:
         if self.dice.random() < 0.7:
-            super().open_keys(found)
+            super()._heard(changes)
 
 
 @dataclass
@@ -62,7 +63,7 @@ class World:
     queue: str
     rules: QueueRules
     dice: random.Random
-    gatekeeper: ForgetfulGatekeeper
+    hub: Hub
     admission: Admission
     accepted: set[str] = field(default_factory=set)
     coalesced: list[tuple[str, str]] = field(default_factory=list)
@@ -98,7 +99,7 @@ class World:
             ]
             left -= len(several)
             admitted = await self.admission.admit(several)
-            for submission, receipt in zip(several, admitted.receipts, strict=True):
+            for submission, receipt in zip(several, admitted.answers, strict=True):
                 if not isinstance(receipt, Receipt):
                     self.refused += 1
                     continue
@@ -109,10 +110,8 @@ class World:
                         self.accepted.add(job.id)
                         self.replaced += answer.outcome == "replaced"
             if self.accepted and self.dice.random() < 0.3:
-                steered = await cancel(
-                    self.database, self.dice.choice(sorted(self.accepted)), "default", None
-                )
-                self.gatekeeper.steered(steered)
+                chosen = self.dice.choice(sorted(self.accepted))
+                self.hub.announce(await cancel(self.database, [chosen], "default", None))
             await asyncio.sleep(self.dice.random() * 0.02)
 
     async def work(self, number: int) -> None:
@@ -146,11 +145,9 @@ class World:
                 (Verb.RELEASE, {}),
             ]
         )
-        [settled] = await settle(self.database, [Settlement(job["id"], job["lease_token"], verb, **more)])
-        if settled.ok:
-            self.gatekeeper.settled([settled])
-        else:
-            self.late += 1
+        settled = await settle(self.database, [Settlement(job["id"], job["lease_token"], verb, **more)])
+        self.hub.announce(settled)
+        self.late += not settled.answers[0].ok
 
     async def look(self) -> None:
         while not self.over:
@@ -163,8 +160,8 @@ class World:
         while not self.over:
             swept = await sweep(self.database, cancel_grace_seconds=0.05)
             if swept is not None:
-                self.gatekeeper.swept(swept.jobs)
-            self.gatekeeper.open_keys((await promote(self.database)).keys)
+                self.hub.announce(swept.changes)
+            self.hub.announce(await promote(self.database))
             await asyncio.sleep(0.02)
 
     async def until_all_have_ended(self) -> None:
@@ -181,9 +178,10 @@ async def play(url: str, seed: int, chosen: dict[str, Any]) -> World:
     await queues.configure(database, queue, {"key": ["k", "/k"], **chosen})
     book = QueueBook(database)
     await book.refresh()
-    gatekeeper = ForgetfulGatekeeper(database, Hub(database, None, 1), book, lambda: None, 0.1)
+    hub = Hub(database, None, 1)
+    gatekeeper = ForgetfulGatekeeper(database, hub, book, 0.1)
     gatekeeper.dice = random.Random(seed + 1)
-    world = World(database, queue, rules, random.Random(seed), gatekeeper, Admission(database, book))
+    world = World(database, queue, rules, random.Random(seed), hub, Admission(database, book))
     gatekeeper.start()
     others = [
         asyncio.create_task(each)

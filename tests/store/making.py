@@ -32,7 +32,7 @@ def job(**fields: Any) -> NewJob:
 
 async def put(database: Database, *jobs: NewJob) -> list[str]:
     """Enqueue each of them on its own; returns their ids."""
-    receipts = await enqueue(database, [Submission([each]) for each in jobs])
+    receipts = (await enqueue(database, [Submission([each]) for each in jobs])).answers
     for receipt in receipts:
         assert isinstance(receipt, Receipt), receipt
     return [each.id for each in jobs]

@@ -30,8 +30,8 @@ async def processes(database: Database) -> list[Admission]:
 async def admitted(process: Admission, number: int) -> int:
     """How many of so many are let in; the others are told that the queue is full."""
     found = await process.admit([Submission([job(queue="deep")]) for _ in range(number)])
-    assert all(isinstance(each, Receipt | QueueFull) for each in found.receipts), found.receipts
-    return sum(isinstance(each, Receipt) for each in found.receipts)
+    assert all(isinstance(each, Receipt | QueueFull) for each in found.answers), found.answers
+    return sum(isinstance(each, Receipt) for each in found.answers)
 
 
 async def waiting(database: Database) -> int:

@@ -68,12 +68,12 @@ class Crowd:
 
     async def cancel(self) -> None:
         for job_id in self.some(2):
-            await cancel(self.database, job_id, TENANT, None)
+            await cancel(self.database, [job_id], TENANT, None)
 
     async def steer(self) -> None:
         for job_id in self.some(6):
-            if not await revive(self.database, job_id, TENANT) and random.random() < 0.2:
-                await delete(self.database, job_id, TENANT)
+            if not (await revive(self.database, [job_id], TENANT)).answers and random.random() < 0.2:
+                await delete(self.database, [job_id], TENANT)
 
     async def pass_time(self) -> None:
         # One row at a time and by id: the crowd's own locks are what is under test, not this one's.
