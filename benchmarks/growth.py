@@ -24,7 +24,8 @@ from app.jobs.states import Verb
 from app.jobs.submission import NewJob
 from app.store.claims import Claims, Seat
 from app.store.database import Database
-from app.store.enqueue import Submission, enqueue
+from app.store.enqueue import enqueue
+from app.store.idempotency import Submission
 from app.store.migrate import migrate
 from app.store.queues import QueueBook
 from app.store.settle import Settlement, settle

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from app.outbound import AddressPolicy, GuardedClient
 from app.jobs.signing import new_secret, sign
+from app.outbound import AddressPolicy, GuardedClient
 from benchmarks.harness import Benchmark, Metric, System
 from benchmarks.http_client import AskingConnection, ask, connect, until_answering
 from benchmarks.lab import Lab

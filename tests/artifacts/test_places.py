@@ -181,7 +181,7 @@ async def test_the_janitor_removes_what_nothing_refers_to(
         await artifacts.begin_upload(database, location)
         await store.write(location, pieces(data))
         new = NewArtifact(job_id, "a", "application/octet-stream", len(data), '"x"', location=location)
-        assert await artifacts.put(database, new, token) is not None
+        assert (await artifacts.put(database, new, token)).answers
     abandoned = store.new_location(job_id, "b")
     await artifacts.begin_upload(database, abandoned)
     await store.write(abandoned, pieces(b"x" * 300_000))
@@ -197,7 +197,7 @@ async def test_the_janitor_removes_what_nothing_refers_to(
     assert row is not None
     assert b"".join([piece async for piece in store.read(row.location, 0, 600_000)]) == data
     await database.execute("UPDATE jobs SET state = 'done', completed_at = now(), lease_token = NULL")
-    assert await delete(database, job_id, TENANT)
+    assert (await delete(database, [job_id], TENANT)).answers
     await janitor._run_once()
     assert await stored_bytes(database, tmp_path) == 0
     assert await database.fetchval("SELECT count(*) FROM artifact_trash") == 0

@@ -148,7 +148,7 @@ async def test_meanwhile_nothing_is_rescued_but_what_is_late_expires(database: D
     watchfulness = Watchfulness(5, 3600)
     swept = await sweep(database, cancel_grace_seconds=10, watchfulness=watchfulness)
     assert swept is not None
-    assert ([each["id"] for each in swept.expired], swept.rescued) == ([late], [])
+    assert (swept.moved, swept.changes.jobs) == ({"expire": 1}, {late})
     assert 3590 < swept.blind_seconds <= 3600
     assert await given_up(database, Watchfulness(0.05, 0), 1) == {lost}
     assert (await log_of(database, lost))[-1][1:] == ("queued", "rescue")
@@ -165,7 +165,7 @@ async def given_up(database: Database, watchfulness: Watchfulness, count: int) -
     found: set[str] = set()
     async with asyncio.timeout(10 * PATIENCE):
         while len(found) < count:
-            found |= {each["id"] for each in (await look(database, watchfulness)).jobs}
+            found |= (await look(database, watchfulness)).changes.jobs
     return found
 
 
@@ -178,7 +178,7 @@ async def test_leases_are_given_up_by_the_second_look_with_a_key_and_without(dat
         await backdate(database, job_id, "lease_expires_at")
     watchfulness = Watchfulness(0.05, 0)
     first = await look(database, watchfulness)
-    assert (first.jobs, first.unconfirmed) == ([], True)
+    assert (first.changes.jobs, first.unconfirmed) == (set(), True)
     assert await given_up(database, watchfulness, 2) == {free, keyed}
     assert await states_of(database, free, keyed) == ["queued", "stale"]
     assert not (await look(database, watchfulness)).unconfirmed
@@ -207,7 +207,7 @@ async def test_finding_another_replica_at_it_is_no_look(database: Database) -> N
         a_second_later = "SELECT clock_timestamp() >= $1::timestamptz + interval '1 second'"
         await until(lambda: database.fetchval(a_second_later, began))
     swept = await look(database, watchfulness)
-    assert (swept.rescued, swept.unconfirmed) == ([], True)
+    assert (swept.moved, swept.unconfirmed) == ({}, True)
 
 
 async def test_a_look_begins_before_what_it_waits_for_and_ends_after_it(database: Database) -> None:

@@ -7,6 +7,7 @@ import pytest
 from app.config import Settings
 from app.engine.worker import Worker
 from app.foreman import Foreman
+from app.store.changes import Changes
 from app.store.database import Database
 from tests.store.making import job, put, states_of
 
@@ -29,8 +30,8 @@ def worker_of(foreman: Foreman) -> Worker:
 
 async def test_queues_that_were_used_once_leave_nothing_behind(foreman: Foreman) -> None:
     worker = worker_of(foreman)
-    foreman.hub.work_ready((f"once-{n}", "somebody-elses") for n in range(2000))
-    foreman.hub.work_ready((f"once-{n}", "noop") for n in range(60))
+    foreman.hub.announce(Changes(work={(f"once-{n}", "somebody-elses") for n in range(2000)}))
+    foreman.hub.announce(Changes(work={(f"once-{n}", "noop") for n in range(60)}))
     assert {pool.name: len(pool.known) for pool in worker._pools} == {"noop": 60, "http": 0, "echo": 0}
     # Not all in one go: other pools have their turn in between.
     assert await worker._claim_round() == 0
@@ -41,7 +42,7 @@ async def test_queues_that_were_used_once_leave_nothing_behind(foreman: Foreman)
 
 async def test_hints_of_models_are_not_kept_by_a_dispatcher_without_targets(foreman: Foreman) -> None:
     assert foreman.dispatcher is not None
-    foreman.hub.work_ready((f"once-{n}", "llm|||model") for n in range(100))
+    foreman.hub.announce(Changes(work={(f"once-{n}", "llm|||model") for n in range(100)}))
     await foreman.dispatcher._round()
     assert foreman.dispatcher._hinted == set()
 
@@ -56,7 +57,8 @@ async def test_a_queue_that_always_has_work_does_not_keep_the_next_one_from_its_
     worker.begin = lambda *_: None  # type: ignore[method-assign]
     first = await put(database, *(job(queue="a") for _ in range(10)))
     second = await put(database, *(job(queue="b") for _ in range(2)))
-    foreman.hub.work_ready([("a", "noop"), ("b", "noop")])
+    foreman.hub.announce(Changes(work={("a", "noop")}))
+    foreman.hub.announce(Changes(work={("b", "noop")}))
     noop.running = 0
     assert await worker._claim(noop, next(iter(noop.known)))
     assert await worker._claim(noop, next(iter(noop.known)))

@@ -14,8 +14,9 @@ from app.jobs.queue_settings import parse_settings
 from app.jobs.submission import NewJob
 from app.loops.batcher import MAX_FLUSH_BYTES
 from app.store import enqueue
+from app.store.changes import Changes
 from app.store.database import Database
-from app.store.enqueue import Receipt, Submission
+from app.store.idempotency import Receipt, Submission
 from app.store.queues import configure
 
 
@@ -37,7 +38,7 @@ async def test_large_submissions_are_not_all_flushed_together(
     flushed: list[list[int]] = []
     real = enqueue.enqueue
 
-    async def watched(database: Database, items: Sequence[Submission]) -> list[Receipt | Exception]:
+    async def watched(database: Database, items: Sequence[Submission]) -> Changes[Receipt | Exception]:
         flushed.append([len(each.jobs[0].payload) for each in items])
         return await real(database, items)
 
@@ -55,8 +56,10 @@ async def test_large_submissions_are_not_all_flushed_together(
 
 async def test_a_refusal_does_not_keep_what_was_refused(queues: Queues, database: Database) -> None:
     """An error that is its own cause holds on to all that its frames held, until the collector comes by."""
-    await configure(database, "strict", parse_settings(b'{"payload_schema":{"maxProperties":0}}', 64))
-    await queues.settings_changed("strict")
+    changes = await configure(
+        database, "strict", parse_settings(b'{"payload_schema":{"maxProperties":0}}', 64)
+    )
+    await queues.configured(changes)
     job = NewJob(new_id(), "default", "strict", "own", "own", '{"x":1}')
     with pytest.raises(InvalidRequest) as caught:
         await queues.intake.submit(Submission([job]))

@@ -140,7 +140,7 @@ async def test_a_job_keeps_its_states_and_its_numbers_when_its_chatter_is_droppe
     assert len(await logged(database, Want(job_id))) == 6
     await renew(database, "chatter", 7)
     assert await logged(database, Want(job_id)) == [(1, "queued"), (2, "loading"), (6, "approve")]
-    [appended] = await append(database, [NewEvent(job_id, "log", "{}", token)])
+    [appended] = (await append(database, [NewEvent(job_id, "log", "{}", token)])).answers
     assert appended is not None
     assert appended.seq == 7
 
@@ -249,11 +249,11 @@ async def test_a_deleted_job_takes_all_of_its_log_with_it(database: Database) ->
     kept, kept_token = await running(database, queue="other")
     await talk(database, job_id, token)
     await talk(database, kept, kept_token)
-    await cancel(database, job_id, TENANT, None)
+    await cancel(database, [job_id], TENANT, None)
     await database.execute(
         "UPDATE jobs SET state = 'cancelled', completed_at = now(), lease_token = NULL WHERE id = $1", job_id
     )
-    assert await delete(database, job_id, TENANT)
+    assert (await delete(database, [job_id], TENANT)).answers
     for table in ("events", "chatter"):
         rows = await database.fetch(f"SELECT DISTINCT job_id FROM {table}")
         assert [row["job_id"] for row in rows] == [kept]

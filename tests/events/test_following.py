@@ -46,9 +46,9 @@ class House:
         await self.scribe.append(NewEvent(self.job_id, "output", orjson.dumps(data).decode(), self.token))
 
     async def settle(self, verb: Verb, **more: Any) -> None:
-        [settled] = await settle(self.database, [Settlement(self.job_id, self.token, verb, **more)])
-        assert settled.ok
-        self.hub.jobs_changed([self.job_id])
+        changes = await settle(self.database, [Settlement(self.job_id, self.token, verb, **more)])
+        assert [each.ok for each in changes.answers] == [True]
+        self.hub.announce(changes)
 
     async def complete(self, text: str) -> None:
         result = orjson.dumps({"message": {"role": "assistant", "content": text}}).decode()

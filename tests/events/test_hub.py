@@ -11,6 +11,7 @@ from app.events.hub import MANY, Hub
 from app.events.log import LogReader
 from app.loops.alarm import Alarm
 from app.store import events, notices
+from app.store.changes import Changes
 from app.store.database import Database
 from app.store.events import NewEvent, Page, Want, append
 from app.telemetry import NOTICES
@@ -44,7 +45,7 @@ async def test_an_alarm_that_rang_before_the_wait_is_not_lost() -> None:
 async def test_a_change_wakes_who_watches_here_and_elsewhere(hubs: tuple[Hub, Hub]) -> None:
     here, there = hubs
     with here.watch("a") as mine, there.watch("a") as theirs, there.watch("b") as other:
-        here.jobs_changed(["a"])
+        here.announce(Changes(jobs={"a"}))
         assert await mine.changed(0, 5)
         assert await theirs.changed(0, 5)
         assert not await other.changed(0, 0.05)
@@ -118,7 +119,7 @@ async def test_a_connection_that_hangs_is_replaced_and_heard_on_again(
                 there._listener.wake()
                 with there.watch(job_id) as watch:
                     while not await watch.changed(1, 0.2):
-                        here.jobs_changed([job_id])
+                        here.announce(Changes(jobs={job_id}))
             assert relay.connections >= 2
         finally:
             await here.stop()
@@ -133,7 +134,7 @@ async def test_many_changes_leave_as_one_notice_and_are_looked_up(
     sent = NOTICES.labels("sent")._value.get()
     with there.watch(ids[0]) as moved, there.watch(ids[1]) as still:
         moved.seen, still.seen = 0, 1
-        here.jobs_changed(ids)
+        here.announce(Changes(jobs=set(ids)))
         assert await moved.changed(0, 5)
         assert not await still.changed(1, 0.1)
     assert NOTICES.labels("sent")._value.get() - sent <= 2

@@ -18,11 +18,12 @@ from app.jobs.queue_settings import QueueRules, load_settings
 from app.jobs.states import TERMINAL, State, Verb
 from app.jobs.submission import NewJob
 from app.store import queues
-from app.store.admission import Admission
+from app.store.changes import Changes
 from app.store.claims import Claims, Seat
 from app.store.database import Database
-from app.store.enqueue import Receipt, Submission
+from app.store.idempotency import Receipt, Submission
 from app.store.job import LeasedJob
+from app.store.managed import ManagedEnqueue
 from app.store.promote import promote
 from app.store.queues import QueueBook
 from app.store.settle import Settlement, settle
@@ -52,9 +53,9 @@ class ForgetfulGatekeeper(Gatekeeper):
 
     dice: random.Random
 
-    def open_keys(self, found: Any) -> None:
+    def _heard(self, changes: Changes[Any]) -> None:
         if self.dice.random() < 0.7:
-            super().open_keys(found)
+            super()._heard(changes)
 
 
 @dataclass
@@ -65,8 +66,8 @@ class World:
     queue: str
     rules: QueueRules
     dice: random.Random
-    gatekeeper: ForgetfulGatekeeper
-    admission: Admission
+    hub: Hub
+    admission: ManagedEnqueue
     accepted: set[str] = field(default_factory=set)
     coalesced: list[tuple[str, str]] = field(default_factory=list)
     replaced: int = 0
@@ -100,8 +101,8 @@ class World:
                 for _ in range(self.dice.randrange(1, 12))
             ]
             left -= len(several)
-            admitted = await self.admission.admit(several)
-            for submission, receipt in zip(several, admitted.receipts, strict=True):
+            admitted = await self.admission.enqueue(several)
+            for submission, receipt in zip(several, admitted.answers, strict=True):
                 if not isinstance(receipt, Receipt):
                     self.refused += 1
                     continue
@@ -112,10 +113,8 @@ class World:
                         self.accepted.add(job.id)
                         self.replaced += answer.outcome == "replaced"
             if self.accepted and self.dice.random() < 0.3:
-                steered = await cancel(
-                    self.database, self.dice.choice(sorted(self.accepted)), "default", None
-                )
-                self.gatekeeper.steered(steered)
+                chosen = self.dice.choice(sorted(self.accepted))
+                self.hub.announce(await cancel(self.database, [chosen], "default", None))
             await pace(self.dice.random() * 0.02)
 
     async def work(self, number: int) -> None:
@@ -148,11 +147,9 @@ class World:
             (Verb.RELEASE, {}),
         ]
         verb, more = self.dice.choice(endings)
-        [settled] = await settle(self.database, [Settlement(job.id, job.lease_token, verb, **more)])
-        if settled.ok:
-            self.gatekeeper.settled([settled])
-        else:
-            self.late += 1
+        settled = await settle(self.database, [Settlement(job.id, job.lease_token, verb, **more)])
+        self.hub.announce(settled)
+        self.late += not settled.answers[0].ok
 
     async def look(self) -> None:
         while not self.over:
@@ -165,8 +162,8 @@ class World:
         while not self.over:
             swept = await sweep(self.database, cancel_grace_seconds=0.05)
             if swept is not None:
-                self.gatekeeper.swept(swept.jobs)
-            self.gatekeeper.open_keys((await promote(self.database)).keys)
+                self.hub.announce(swept.changes)
+            self.hub.announce(await promote(self.database))
             await pace(0.02)
 
     async def until_all_have_ended(self) -> None:
@@ -184,9 +181,10 @@ async def play(url: str, seed: int, chosen: dict[str, Any]) -> World:
     await queues.configure(database, queue, {"key": ["k", "/k"], **chosen})
     book = QueueBook(database)
     await book.refresh()
-    gatekeeper = ForgetfulGatekeeper(database, Hub(database, None, 1), book, lambda: None, 0.1)
+    hub = Hub(database, None, 1)
+    gatekeeper = ForgetfulGatekeeper(database, hub, book, 0.1)
     gatekeeper.dice = random.Random(seed + 1)
-    world = World(database, queue, rules, random.Random(seed), gatekeeper, Admission(database, book))
+    world = World(database, queue, rules, random.Random(seed), hub, ManagedEnqueue(database, book))
     await gatekeeper.start()
     others = [
         asyncio.create_task(each)

@@ -15,11 +15,12 @@ import pytest
 
 from app.embedded import EmbeddedPostgres
 from app.store import fair, keys
-from app.store.admission import DEPTH, OLDEST, PLACES
 from app.store.bulk import look_statement
 from app.store.census import LOOK
 from app.store.claims import CLAIM_FAIRLY
 from app.store.database import IN_ORDER
+from app.store.depth import DEPTH
+from app.store.keys import OLDEST, PLACES
 from app.store.limits import RUNNING
 from app.store.promote import NEXT_DUE, PROMOTE
 from app.store.prune import OVER_IN_QUEUE, OVER_OF_ALL

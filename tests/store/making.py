@@ -10,7 +10,8 @@ from app.jobs.ids import new_id
 from app.jobs.submission import NewJob
 from app.store.claims import Claims, Seat
 from app.store.database import Database
-from app.store.enqueue import Receipt, Submission, enqueue
+from app.store.enqueue import enqueue
+from app.store.idempotency import Receipt, Submission
 from app.store.job import ClaimedJob
 from app.store.queues import QueueBook
 
@@ -33,7 +34,7 @@ def job(**fields: Any) -> NewJob:
 
 async def put(database: Database, *jobs: NewJob) -> list[str]:
     """Enqueue each of them on its own; returns their ids."""
-    receipts = await enqueue(database, [Submission([each]) for each in jobs])
+    receipts = (await enqueue(database, [Submission([each]) for each in jobs])).answers
     for receipt in receipts:
         assert isinstance(receipt, Receipt), receipt
     return [each.id for each in jobs]

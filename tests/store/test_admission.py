@@ -4,9 +4,10 @@ import pytest
 
 from app.errors import QueueFull
 from app.store import queues
-from app.store.admission import CREDIT_SHARE, Admission
 from app.store.database import Database
-from app.store.enqueue import Receipt, Submission
+from app.store.depth import RESERVED_SHARE
+from app.store.idempotency import Receipt, Submission
+from app.store.managed import ManagedEnqueue
 from app.store.queues import QueueBook
 from tests.store.making import job
 
@@ -19,19 +20,19 @@ FROM generate_series(1, $1::int) AS n
 
 
 @pytest.fixture
-async def processes(database: Database) -> list[Admission]:
+async def processes(database: Database) -> list[ManagedEnqueue]:
     """Three that admit to one queue, each on its own."""
     await queues.configure(database, "deep", {"max_depth": LIMIT})
     book = QueueBook(database)
     await book.refresh()
-    return [Admission(database, book) for _ in range(3)]
+    return [ManagedEnqueue(database, book) for _ in range(3)]
 
 
-async def admitted(process: Admission, number: int) -> int:
+async def admitted(process: ManagedEnqueue, number: int) -> int:
     """How many of so many are let in; the others are told that the queue is full."""
-    found = await process.admit([Submission([job(queue="deep")]) for _ in range(number)])
-    assert all(isinstance(each, Receipt | QueueFull) for each in found.receipts), found.receipts
-    return sum(isinstance(each, Receipt) for each in found.receipts)
+    found = await process.enqueue([Submission([job(queue="deep")]) for _ in range(number)])
+    assert all(isinstance(each, Receipt | QueueFull) for each in found.answers), found.answers
+    return sum(isinstance(each, Receipt) for each in found.answers)
 
 
 async def waiting(database: Database) -> int:
@@ -43,7 +44,7 @@ async def reserved(database: Database) -> int:
 
 
 async def test_a_queue_that_fills_up_takes_back_what_others_have_reserved(
-    database: Database, processes: list[Admission]
+    database: Database, processes: list[ManagedEnqueue]
 ) -> None:
     one, two, three = processes
     assert await admitted(one, 1) == await admitted(two, 1) == 1
@@ -59,11 +60,11 @@ async def test_a_queue_that_fills_up_takes_back_what_others_have_reserved(
 
 
 async def test_within_its_reservation_a_process_does_not_count(
-    database: Database, processes: list[Admission]
+    database: Database, processes: list[ManagedEnqueue]
 ) -> None:
     one, two, _ = processes
     await admitted(one, 1)
-    share = (LIMIT - 1) // CREDIT_SHARE
+    share = (LIMIT - 1) // RESERVED_SHARE
     assert await reserved(database) == share
     await admitted(two, 1)
     before = await reserved(database)
@@ -75,10 +76,10 @@ async def test_within_its_reservation_a_process_does_not_count(
 
 
 async def test_what_a_dead_process_had_reserved_is_free_again_after_a_minute(
-    database: Database, processes: list[Admission]
+    database: Database, processes: list[ManagedEnqueue]
 ) -> None:
     one, two, _ = processes
     await admitted(one, 1)
     await database.execute("UPDATE depth_reservations SET reserved_at = now() - interval '2 minutes'")
     await admitted(two, 1)
-    assert await reserved(database) == (LIMIT - 2) // CREDIT_SHARE
+    assert await reserved(database) == (LIMIT - 2) // RESERVED_SHARE

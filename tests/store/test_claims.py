@@ -14,7 +14,7 @@ from app.store.claims import Claims, Seat
 from app.store.database import Database
 from app.store.heads import Head, HeadsWalk, heads_of
 from app.store.job import ClaimedJob
-from app.store.keys import lock, lock_number
+from app.store.locks import lock, lock_number
 from app.store.promote import promote, seconds_until_next_due
 from app.store.queues import QueueBook, configure
 from app.store.settle import heartbeat

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from app.jobs.states import Verb
 from app.store.claims import Claims
 from app.store.database import Database
-from app.store.enqueue import Submission, enqueue
+from app.store.enqueue import enqueue
+from app.store.idempotency import Submission
 from app.store.promote import promote
 from app.store.settle import Settlement, heartbeat, settle
 from app.store.steer import cancel, delete, revive
@@ -70,12 +71,12 @@ class Crowd:
 
     async def cancel(self) -> None:
         for job_id in self.some(2):
-            await cancel(self.database, job_id, TENANT, None)
+            await cancel(self.database, [job_id], TENANT, None)
 
     async def steer(self) -> None:
         for job_id in self.some(6):
-            if not await revive(self.database, job_id, TENANT) and random.random() < 0.2:
-                await delete(self.database, job_id, TENANT)
+            if not (await revive(self.database, [job_id], TENANT)).answers and random.random() < 0.2:
+                await delete(self.database, [job_id], TENANT)
 
     async def pass_time(self) -> None:
         # One row at a time and by id: the crowd's own locks are what is under test, not this one's.

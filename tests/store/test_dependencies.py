@@ -3,6 +3,7 @@
 from app.engine.gatekeeper import Gatekeeper
 from app.events.hub import Hub
 from app.store import dependencies
+from app.store.changes import Changes
 from app.store.database import Database
 from app.store.queues import QueueBook
 from tests.store import invariants
@@ -28,8 +29,8 @@ async def test_all_who_wait_for_a_job_are_let_go_without_waiting_for_a_repair(da
     await database.execute(WAIT_FOR, first, 5_500, "0")
     await database.execute(ENDS, first)
     hub = Hub(database, None, 60)
-    gatekeeper = Gatekeeper(database, hub, QueueBook(database), lambda: None, 3600)
-    gatekeeper.ended([first])
+    gatekeeper = Gatekeeper(database, hub, QueueBook(database), 3600)
+    hub.announce(Changes(ended={first}))
     await gatekeeper.stop()
     assert await database.fetchval(LEFT) == 0
     assert await database.fetchval("SELECT count(*) FROM dependencies") == 0
@@ -44,7 +45,7 @@ async def test_a_job_that_many_wait_for_does_not_hold_up_those_who_wait_for_anot
     for job_id in (crowded, lonely):
         await database.execute(ENDS, job_id)
     resolved = await dependencies.resolve(database, [crowded, lonely])
-    assert resolved.unfinished == [crowded]
+    assert resolved.ended == {crowded}
     assert await database.fetchval(LEFT + " AND id > '1'") == 0
     assert await database.fetchval(LEFT) == 2 * dependencies.STEP - dependencies.STEP // 2
 
@@ -54,12 +55,12 @@ async def test_all_who_wait_for_a_job_that_failed_are_cancelled_step_by_step(dat
     await database.execute(WAIT_FOR, first, 1_200, "0")
     await database.execute(ENDS.replace("'done'", "'failed'"), first)
     steps = 1
-    while (await dependencies.resolve(database, [first])).unfinished:
+    while (await dependencies.resolve(database, [first])).ended:
         steps += 1
     assert steps == 2
     assert await database.fetchval("SELECT count(*) FROM jobs WHERE reason = 'dependency_failed'") == 1_200
     assert await states_of(database, f"0{1:025}") == ["cancelled"]
-    assert await dependencies.resolve(database, []) == dependencies.Resolved()
+    assert await dependencies.resolve(database, []) == Changes()
     await database.execute("DELETE FROM jobs WHERE id = $1", first)
     await database.execute("DELETE FROM events WHERE job_id = $1", first)
     await invariants.check_all(database)

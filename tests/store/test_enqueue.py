@@ -9,7 +9,8 @@ import pytest
 from app.errors import IdempotencyMismatch, InvalidRequest, JobTerminal
 from app.jobs.submission import NewJob
 from app.store.database import Database
-from app.store.enqueue import Receipt, Submission, enqueue
+from app.store.enqueue import enqueue
+from app.store.idempotency import Receipt, Submission
 from app.store.steer import cancel
 from tests.store import invariants
 from tests.store.making import TENANT, claim, claim_one, job, log_of, put, put_one, row_of, running
@@ -25,7 +26,7 @@ async def count(database: Database, table: str = "jobs") -> int:
 
 async def test_many_submissions_are_one_statement_and_answered_in_order(database: Database) -> None:
     submissions = [Submission([job(), job()]), Submission([job()]), Submission([job() for _ in range(50)])]
-    receipts = await enqueue(database, submissions)
+    receipts = (await enqueue(database, submissions)).answers
     assert receipts == [Receipt([each.id for each in submission.jobs]) for submission in submissions]
     assert await count(database) == 53
     assert await database.fetchval("SELECT count(DISTINCT xmin::text) FROM jobs") == 1
@@ -105,16 +106,16 @@ async def test_a_webhook_url_brings_an_outbox_row_in_the_same_commit(database: D
 
 
 async def test_the_same_key_and_body_get_the_first_answer_again(database: Database) -> None:
-    [first] = await enqueue(database, [keyed("k", job(), job())])
-    [second] = await enqueue(database, [keyed("k", job(), job())])
+    [first] = (await enqueue(database, [keyed("k", job(), job())])).answers
+    [second] = (await enqueue(database, [keyed("k", job(), job())])).answers
     assert isinstance(first, Receipt)
     assert second == Receipt(first.job_ids, replayed=True)
     assert await count(database) == 2
 
 
 async def test_the_same_key_with_another_body_is_refused(database: Database) -> None:
-    [first] = await enqueue(database, [keyed("k")])
-    [second] = await enqueue(database, [keyed("k", body=b"other")])
+    [first] = (await enqueue(database, [keyed("k")])).answers
+    [second] = (await enqueue(database, [keyed("k", body=b"other")])).answers
     assert isinstance(first, Receipt)
     assert isinstance(second, IdempotencyMismatch)
     assert (second.status, second.code) == (422, "idempotency_mismatch")
@@ -122,7 +123,9 @@ async def test_the_same_key_with_another_body_is_refused(database: Database) -> 
 
 
 async def test_a_key_belongs_to_its_tenant(database: Database) -> None:
-    one, other = await enqueue(database, [keyed("k"), keyed("k", job(tenant="acme"), tenant="acme")])
+    one, other = (
+        await enqueue(database, [keyed("k"), keyed("k", job(tenant="acme"), tenant="acme")])
+    ).answers
     assert isinstance(one, Receipt)
     assert isinstance(other, Receipt)
     assert not other.replayed
@@ -138,7 +141,7 @@ async def test_repeats_inside_one_batch_are_told_apart(database: Database) -> No
         keyed("a", body=b"other"),
         keyed("b"),
     ]
-    first_a, first_b, second_a, without, mismatch, second_b = await enqueue(database, submissions)
+    first_a, first_b, second_a, without, mismatch, second_b = (await enqueue(database, submissions)).answers
     assert isinstance(first_a, Receipt)
     assert isinstance(first_b, Receipt)
     assert not first_a.replayed
@@ -151,8 +154,8 @@ async def test_repeats_inside_one_batch_are_told_apart(database: Database) -> No
 
 
 async def test_fifty_at_once_over_many_connections_make_one_job(database: Database) -> None:
-    receipts = await asyncio.gather(*(enqueue(database, [keyed("k")]) for _ in range(50)))
-    answers = [receipt for [receipt] in receipts if isinstance(receipt, Receipt)]
+    enqueued = await asyncio.gather(*(enqueue(database, [keyed("k")]) for _ in range(50)))
+    answers = [answer for each in enqueued for answer in each.answers if isinstance(answer, Receipt)]
     assert len(answers) == 50
     assert len({answer.job_ids[0] for answer in answers}) == 1
     assert sum(not answer.replayed for answer in answers) == 1
@@ -165,9 +168,9 @@ async def test_batches_with_the_same_keys_in_another_order_do_not_deadlock(datab
     for _ in range(3):
         await database.execute("TRUNCATE jobs, events, idempotency_keys")
         batches = [[keyed(key) for key in order] for order in orders]
-        answers = await asyncio.gather(*(enqueue(database, batch) for batch in batches))
-        for batch in answers:
-            assert all(isinstance(answer, Receipt) for answer in batch)
+        enqueued = await asyncio.gather(*(enqueue(database, batch) for batch in batches))
+        for changes, batch in zip(enqueued, batches, strict=True):
+            assert [isinstance(answer, Receipt) for answer in changes.answers] == [True] * len(batch)
         assert await count(database) == len(keys)
 
 
@@ -191,7 +194,7 @@ async def test_a_childs_deadline_is_capped_by_its_parents(database: Database) ->
 async def test_a_child_of_nobody_is_refused_and_its_neighbours_are_not(database: Database) -> None:
     parent = await put_one(database)
     stranger = await put_one(database, tenant="acme")
-    answers = await enqueue(
+    changes = await enqueue(
         database,
         [
             Submission([job(parent_id=parent)]),
@@ -200,27 +203,27 @@ async def test_a_child_of_nobody_is_refused_and_its_neighbours_are_not(database:
             Submission([job()]),
         ],
     )
-    assert [type(answer) for answer in answers] == [Receipt, InvalidRequest, InvalidRequest, Receipt]
+    assert [type(answer) for answer in changes.answers] == [Receipt, InvalidRequest, InvalidRequest, Receipt]
     assert await count(database) == 4
 
 
 async def test_a_parent_that_has_ended_takes_no_more_children(database: Database) -> None:
     parent = await put_one(database)
-    await cancel(database, parent, TENANT, None)
-    [answer] = await enqueue(database, [Submission([job(parent_id=parent)])])
+    await cancel(database, [parent], TENANT, None)
+    [answer] = (await enqueue(database, [Submission([job(parent_id=parent)])])).answers
     assert isinstance(answer, JobTerminal)
     assert "cancel" in answer.detail
 
 
 async def test_a_parent_that_is_being_cancelled_takes_no_more_children(database: Database) -> None:
     parent, _ = await running(database)
-    await cancel(database, parent, TENANT, None)
-    [answer] = await enqueue(database, [Submission([job(parent_id=parent)])])
+    await cancel(database, [parent], TENANT, None)
+    [answer] = (await enqueue(database, [Submission([job(parent_id=parent)])])).answers
     assert isinstance(answer, JobTerminal)
 
 
 async def test_jobs_accepted_together_are_refused_together(database: Database) -> None:
-    [answer] = await enqueue(database, [Submission([job(), job(parent_id="0" * 26), job()])])
+    [answer] = (await enqueue(database, [Submission([job(), job(parent_id="0" * 26), job()])])).answers
     assert isinstance(answer, InvalidRequest)
     assert await count(database) == 0
     assert await count(database, "events") == 0
@@ -228,13 +231,15 @@ async def test_jobs_accepted_together_are_refused_together(database: Database) -
 
 async def test_a_batchs_wrong_parent_is_named_by_its_index(database: Database) -> None:
     batch = Submission([job(), job(parent_id="0" * 26)], batch=True)
-    [answer] = await enqueue(database, [batch])
+    [answer] = (await enqueue(database, [batch])).answers
     assert isinstance(answer, InvalidRequest)
     assert answer.extra["index"] == 1
     assert answer.detail.startswith("jobs[1]")
     ended = await put_one(database)
-    await cancel(database, ended, TENANT, None)
-    [answer] = await enqueue(database, [Submission([job(), job(), job(parent_id=ended)], batch=True)])
+    await cancel(database, [ended], TENANT, None)
+    [answer] = (
+        await enqueue(database, [Submission([job(), job(), job(parent_id=ended)], batch=True)])
+    ).answers
     assert isinstance(answer, JobTerminal)
     assert answer.extra["index"] == 2
 
@@ -243,14 +248,14 @@ async def test_a_repeat_gets_its_first_answer_even_when_the_parent_has_ended_mea
     database: Database,
 ) -> None:
     parent = await put_one(database)
-    [first] = await enqueue(database, [keyed("k", job(parent_id=parent))])
-    await cancel(database, parent, TENANT, None)
-    [again] = await enqueue(database, [keyed("k", job(parent_id=parent))])
+    [first] = (await enqueue(database, [keyed("k", job(parent_id=parent))])).answers
+    await cancel(database, [parent], TENANT, None)
+    [again] = (await enqueue(database, [keyed("k", job(parent_id=parent))])).answers
     assert isinstance(first, Receipt)
     assert again == Receipt(first.job_ids, replayed=True)
-    [other] = await enqueue(database, [keyed("k", job(parent_id=parent), body=b"other")])
+    [other] = (await enqueue(database, [keyed("k", job(parent_id=parent), body=b"other")])).answers
     assert isinstance(other, IdempotencyMismatch)
-    [fresh] = await enqueue(database, [keyed("fresh", job(parent_id=parent))])
+    [fresh] = (await enqueue(database, [keyed("fresh", job(parent_id=parent))])).answers
     assert isinstance(fresh, JobTerminal)
 
 
@@ -259,11 +264,11 @@ async def test_no_child_escapes_a_cancel_that_runs_beside_its_enqueue(database: 
         parent = await put_one(database)
         token = await claim_one(database, parent)
         assert token
-        answers, _ = await asyncio.gather(
+        enqueued, _ = await asyncio.gather(
             asyncio.gather(*(enqueue(database, [Submission([job(parent_id=parent)])]) for _ in range(6))),
-            cancel(database, parent, TENANT, None),
+            cancel(database, [parent], TENANT, None),
         )
-        accepted = [answer for [answer] in answers if isinstance(answer, Receipt)]
+        accepted = [each for each in enqueued for answer in each.answers if isinstance(answer, Receipt)]
         states = await database.fetch("SELECT state FROM jobs WHERE parent_id = $1", parent)
         assert [row["state"] for row in states] == ["cancelled"] * len(accepted)
 
@@ -271,7 +276,7 @@ async def test_no_child_escapes_a_cancel_that_runs_beside_its_enqueue(database: 
 @pytest.mark.parametrize("size", [1, 1000])
 async def test_a_whole_batch_is_one_commit(database: Database, size: int) -> None:
     submission = Submission([job(queue=f"q{n % 3}") for n in range(size)])
-    [receipt] = await enqueue(database, [submission])
+    [receipt] = (await enqueue(database, [submission])).answers
     assert receipt == Receipt([each.id for each in submission.jobs])
     assert await database.fetchval("SELECT count(DISTINCT xmin::text) FROM jobs") == 1
     assert await count(database, "events") == size

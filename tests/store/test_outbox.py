@@ -270,21 +270,19 @@ async def test_redelivering_starts_the_tries_over_and_hastens_what_is_pending(da
     job_id = await done_job(database)
     [delivery] = await claim(database)
     await record(database, tried(delivery, "given_up", status=500, error="no"), take_next=False)
-    again = await outbox.redeliver(database, job_id, "default", 1)
-    assert again is not None
+    [again] = (await outbox.redeliver(database, job_id, "default", 1)).answers
     assert (again.state, again.tries) == ("pending", 0)
     [delivery] = await claim(database)
     await record(database, tried(delivery, "pending", delay_seconds=3600))
-    hastened = await outbox.redeliver(database, job_id, "default", 1)
-    assert hastened is not None
+    [hastened] = (await outbox.redeliver(database, job_id, "default", 1)).answers
     assert (hastened.state, hastened.tries) == ("pending", 1)
     assert names(await claim(database)) == [(job_id, 1)]
 
 
 async def test_another_tenant_redelivers_nothing(database: Database) -> None:
     job_id = await done_job(database)
-    assert await outbox.redeliver(database, job_id, "somebody", 1) is None
-    assert await outbox.redeliver(database, job_id, "default", 99) is None
+    assert (await outbox.redeliver(database, job_id, "somebody", 1)).answers == []
+    assert (await outbox.redeliver(database, job_id, "default", 99)).answers == []
 
 
 async def test_only_the_events_that_were_asked_for_are_delivered(database: Database) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from ulid import ULID
 
 from app.engine.pruner import Pruner
+from app.events.hub import Hub
 from app.jobs.queue_settings import usual_retention
 from app.store import prune as pruning
 from app.store.database import Database
@@ -35,7 +36,7 @@ async def ended(
 async def planned(database: Database, usual: dict[str, float] = USUAL) -> QueueBook:
     """Walks as a process would plan them that has just started."""
     book = QueueBook(database)
-    pruner = Pruner(database, book, 5, usual)
+    pruner = Pruner(database, Hub(database, None, 1), book, 5, usual)
     await book.refresh()
     await pruner._plan()
     return book
@@ -45,7 +46,7 @@ async def pruned(database: Database, usual: dict[str, float] = USUAL) -> int:
     """How many jobs go in all the walks that are due."""
     jobs = 0
     while (batch := await prune(database, usual, 5)) is not None:
-        jobs += batch.jobs
+        jobs += len(batch.changes.answers)
         await database.execute(MAKE_DUE + " WHERE due_at < now() + interval '1 second'")
     return jobs
 
@@ -145,7 +146,7 @@ async def test_a_walk_goes_on_with_what_has_grown_old_and_begins_anew_only_now_a
 async def test_a_change_of_the_retention_begins_the_walk_anew_at_once(database: Database) -> None:
     job_id = await ended(database, 1, queue="q")
     book = QueueBook(database)
-    pruner = Pruner(database, book, 5, USUAL)
+    pruner = Pruner(database, Hub(database, None, 1), book, 5, USUAL)
     await configure(database, "q", {"retention": {"done": 5 * 86_400}})
     await book.refresh()
     await pruner._plan()
@@ -206,7 +207,7 @@ async def test_the_pruner_goes_on_until_all_old_keys_and_jobs_are_gone(database:
     await database.execute(KEYS, 1_800, "old", timedelta(hours=48))
     await database.execute(KEYS, 10, "young", timedelta(hours=47))
     await database.execute(OLD_JOBS, 1_300)
-    pruner = Pruner(database, QueueBook(database), 3600, USUAL)
+    pruner = Pruner(database, Hub(database, None, 1), QueueBook(database), 3600, USUAL)
     await pruner.start()
     try:
         pruned = "SELECT (SELECT count(*) FROM idempotency_keys) <= 10 AND NOT EXISTS (SELECT 1 FROM jobs)"

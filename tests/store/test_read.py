@@ -46,7 +46,7 @@ async def test_each_filter_filters_and_they_add_up(database: Database) -> None:
     a = await put_one(database, queue="q1", kind="report", model="m", metadata='{"user":"ann","team":"x"}')
     b = await put_one(database, queue="q1", kind="noop", metadata='{"user":"bob","team":"x"}')
     c = await put_one(database, queue="q2", kind="report", lane="c")
-    await cancel(database, c, TENANT, None)
+    await cancel(database, [c], TENANT, None)
     assert await listed(database, queue="q1") == [b, a]
     assert await listed(database, kind="report") == [c, a]
     assert await listed(database, model="m") == [a]
@@ -171,7 +171,7 @@ async def test_a_page_over_several_states_goes_as_far_as_all_of_them_were_looked
 ) -> None:
     ids = [await put_one(database, kind="rare" if n % 3 == 0 else "noop") for n in range(12)]
     for job_id in ids[6:]:
-        await cancel(database, job_id, TENANT, None)
+        await cancel(database, [job_id], TENANT, None)
     found = await pages(database, Filter(states=["queued", "cancelled"], kind="rare"), 10, 2)
     assert [job_id for page in found for job_id in page] == ids[9::-3]
     assert await pages(database, Filter(states=["queued", "cancelled"]), 5, 100) == [
@@ -184,7 +184,7 @@ async def test_a_page_over_several_states_goes_as_far_as_all_of_them_were_looked
 async def test_of_several_ways_the_one_that_comes_to_its_end_has_the_answer(database: Database) -> None:
     [mine] = [await put_one(database, queue="small", model="m")]
     await put(database, *(job(queue="large", model="m") for _ in range(10)))
-    await cancel(database, mine, TENANT, None)
+    await cancel(database, [mine], TENANT, None)
     for wanted in (
         Filter(queue="small", model="m"),
         Filter(queue="small", states=["cancelled", "queued"]),

@@ -8,6 +8,7 @@ import pytest
 
 from app.jobs.retry import DEFAULT_BACKOFF_SECONDS
 from app.jobs.states import Verb
+from app.store.changes import Changes
 from app.store.database import Database
 from app.store.settle import Settled, Settlement, heartbeat, settle
 from app.store.steer import cancel
@@ -29,8 +30,12 @@ from tests.store.making import (
 ERROR = '{"code":"broken","message":"It broke.","retryable":true}'
 
 
+async def settling(database: Database, job_id: str, token: str, verb: Verb, **more: Any) -> Changes[Settled]:
+    return await settle(database, [Settlement(job_id, token, verb, **more)])
+
+
 async def settle_one(database: Database, job_id: str, token: str, verb: Verb, **more: Any) -> Settled:
-    [settled] = await settle(database, [Settlement(job_id, token, verb, **more)])
+    [settled] = (await settling(database, job_id, token, verb, **more)).answers
     return settled
 
 
@@ -44,10 +49,10 @@ async def last_event(database: Database, job_id: str) -> dict[str, Any]:
 async def test_start_then_complete_is_the_whole_life_of_a_job(database: Database) -> None:
     job_id, token = await running(database)
     assert (await settle_one(database, job_id, token, Verb.START)).state == "working"
-    settled = await settle_one(
+    changes = await settling(
         database, job_id, token, Verb.COMPLETE, result='{"b": 1.0,"a":1e2}', usage='{"t":1}'
     )
-    assert (settled.ok, settled.state, settled.ready) == (True, "done", False)
+    assert (changes.answers, changes.work) == ([Settled(job_id, True, "done")], set())
     row = await row_of(database, job_id)
     assert (row["state"], row["result"], row["usage"], row["error"]) == (
         "done",
@@ -103,12 +108,13 @@ async def test_retry_climbs_the_default_ladder_and_ends_failed(database: Databas
     job_id = await put_one(database, max_attempts=6)
     for attempt in range(1, 7):
         token = await claim_one(database, job_id)
-        settled = await settle_one(database, job_id, token, Verb.RETRY, error=ERROR, jitter=1.1)
+        changes = await settling(database, job_id, token, Verb.RETRY, error=ERROR, jitter=1.1)
+        [settled] = changes.answers
         row = await row_of(database, job_id)
         assert row["attempt"] == attempt
         if attempt == 6:
             break
-        assert (settled.state, settled.ready) == ("queued", False)
+        assert (settled.state, changes.work, changes.delayed) == ("queued", set(), True)
         rung = DEFAULT_BACKOFF_SECONDS[min(attempt, 5) - 1]
         assert (row["run_at"] - row["updated_at"]).total_seconds() == pytest.approx(rung * 1.1)
         assert (row["reason"], row["error"], row["ready_at"]) == ("retry", ERROR, None)
@@ -143,18 +149,19 @@ async def test_a_jobs_own_ladder_decides(
 ) -> None:
     job_id, token = await running(database, backoff_seconds=ladder, max_attempts=10)
     await database.execute("UPDATE jobs SET attempt = $2 WHERE id = $1", job_id, attempts)
-    settled = await settle_one(database, job_id, token, Verb.RETRY, error=ERROR, delay_seconds=delay)
+    changes = await settling(database, job_id, token, Verb.RETRY, error=ERROR, delay_seconds=delay)
     row = await row_of(database, job_id)
     assert (row["run_at"] - row["updated_at"]).total_seconds() == pytest.approx(seconds)
-    assert settled.ready is (seconds == 0)
-    assert (settled.queue, settled.lane) == ("default", "noop")
+    assert changes.work == ({("default", "noop")} if seconds == 0 else set())
+    assert changes.delayed is (seconds != 0)
 
 
 async def test_defer_gives_the_attempt_back_and_counts_as_a_deferral(database: Database) -> None:
     job_id, token = await running(database, max_attempts=1)
-    settled = await settle_one(database, job_id, token, Verb.DEFER, delay_seconds=60, reason="target_asleep")
+    changes = await settling(database, job_id, token, Verb.DEFER, delay_seconds=60, reason="target_asleep")
+    [settled] = changes.answers
     row = await row_of(database, job_id)
-    assert (settled.state, settled.ready) == ("queued", False)
+    assert (settled.state, changes.work, changes.delayed) == ("queued", set(), True)
     assert (row["attempt"], row["deferrals"], row["reason"]) == (0, 1, "target_asleep")
     assert row["run_at"] - row["updated_at"] == timedelta(seconds=60)
     assert row["started_at"] is not None
@@ -164,9 +171,10 @@ async def test_defer_gives_the_attempt_back_and_counts_as_a_deferral(database: D
 
 async def test_release_gives_the_attempt_back_and_is_claimable_at_once(database: Database) -> None:
     job_id, token = await running(database, max_attempts=1)
-    settled = await settle_one(database, job_id, token, Verb.RELEASE, reason="worker_shutdown")
+    changes = await settling(database, job_id, token, Verb.RELEASE, reason="worker_shutdown")
+    [settled] = changes.answers
     row = await row_of(database, job_id)
-    assert (settled.state, settled.ready) == ("queued", True)
+    assert (settled.state, changes.work) == ("queued", {("default", "noop")})
     assert (row["attempt"], row["deferrals"], row["reason"]) == (0, 0, "worker_shutdown")
     assert await claim_one(database, job_id) != token
     await invariants.check_all(database)
@@ -174,7 +182,7 @@ async def test_release_gives_the_attempt_back_and_is_claimable_at_once(database:
 
 async def test_a_worker_confirms_a_cancel(database: Database) -> None:
     job_id, token = await running(database)
-    await cancel(database, job_id, TENANT, "changed my mind")
+    await cancel(database, [job_id], TENANT, "changed my mind")
     settled = await settle_one(database, job_id, token, Verb.CANCEL, reason="cancelled")
     assert settled.state == "cancelled"
     assert (await row_of(database, job_id))["reason"] == "changed my mind"
@@ -189,7 +197,7 @@ async def test_giving_up_on_a_job_that_was_asked_to_stop_confirms_the_cancel(
     database: Database, verb: Verb
 ) -> None:
     job_id, token = await running(database)
-    await cancel(database, job_id, TENANT, None)
+    await cancel(database, [job_id], TENANT, None)
     settled = await settle_one(
         database, job_id, token, verb, error=ERROR if verb in {Verb.FAIL, Verb.RETRY} else None
     )
@@ -200,7 +208,7 @@ async def test_giving_up_on_a_job_that_was_asked_to_stop_confirms_the_cancel(
 
 async def test_completing_a_job_that_was_asked_to_stop_is_still_done(database: Database) -> None:
     job_id, token = await running(database)
-    await cancel(database, job_id, TENANT, None)
+    await cancel(database, [job_id], TENANT, None)
     assert (await settle_one(database, job_id, token, Verb.COMPLETE, result="1")).state == "done"
 
 
@@ -260,7 +268,7 @@ async def test_a_batch_of_mixed_verbs_is_one_commit_and_each_is_answered_on_its_
     ids = await put(database, *(job(max_attempts=2) for _ in range(9)))
     rows = await claim(database)
     tokens = {row.id: row.lease_token for row in rows}
-    await cancel(database, ids[6], TENANT, None)
+    await cancel(database, [ids[6]], TENANT, None)
     batch = [
         Settlement(ids[8], "never-was", Verb.COMPLETE, result="1"),
         Settlement(ids[3], tokens[ids[3]], Verb.RETRY, error=ERROR),
@@ -273,7 +281,7 @@ async def test_a_batch_of_mixed_verbs_is_one_commit_and_each_is_answered_on_its_
         Settlement(ids[6], tokens[ids[6]], Verb.RELEASE),
         Settlement(ids[7], tokens[ids[7]], Verb.CANCEL),
     ]
-    answers = await settle(database, batch)
+    answers = (await settle(database, batch)).answers
     assert [each.job_id for each in answers] == [each.job_id for each in batch]
     assert [(each.ok, each.state) for each in answers] == [
         (False, "loading"),
@@ -336,7 +344,7 @@ async def test_a_heartbeat_renews_for_the_claims_own_time_or_the_one_it_asks_for
 async def test_a_heartbeat_is_no_event_and_tells_of_cancel_and_deadline(database: Database) -> None:
     job_id, token = await running(database, deadline_seconds=100)
     row = await row_of(database, job_id)
-    await cancel(database, job_id, TENANT, None)
+    await cancel(database, [job_id], TENANT, None)
     lease = (await heartbeat(database, [(job_id, token)]))[job_id]
     assert (lease.cancel_requested, lease.deadline, lease.token) == (True, row["deadline"], token)
     assert [each[1] for each in await log_of(database, job_id)] == ["queued", "loading", "cancel_requested"]

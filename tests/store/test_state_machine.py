@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 from app.jobs.states import LIVE, RUNNING, TERMINAL, TRANSITIONS, State, Verb, allows
 from app.store.claims import Claims
 from app.store.database import Database
-from app.store.enqueue import Receipt, Submission, enqueue
+from app.store.enqueue import enqueue
+from app.store.idempotency import Receipt, Submission
 from app.store.promote import promote
 from app.store.settle import Settlement, heartbeat, settle
 from app.store.steer import cancel, delete, revive
@@ -153,7 +154,7 @@ class Machine(RuleBasedStateMachine):
             )
             for n, (priority, interactive, lane, max_attempts, delayed) in enumerate(wanted)
         ]
-        receipts = self.run(enqueue(self.database, [Submission(jobs)]))
+        receipts = self.run(enqueue(self.database, [Submission(jobs)])).answers
         assert receipts == [Receipt([each.id for each in jobs])]
         for each, (priority, interactive, lane, max_attempts, delayed) in zip(jobs, wanted, strict=True):
             self.jobs[each.id] = Model(
@@ -165,20 +166,20 @@ class Machine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject, reason: str | None) -> None:
         model = self.some(data, set(State))
         assert model is not None
-        steered = self.run(cancel(self.database, model.id, TENANT, reason))
-        assert [each.id for each in steered] == [model.id]
+        steered = self.run(cancel(self.database, [model.id], TENANT, reason)).answers
+        assert [each.job_id for each in steered] == [model.id]
         if model.state is State.QUEUED:
             model.cancelling = True
             model.move(Verb.CANCEL)
-            assert (steered[0].state, steered[0].changed) == ("cancelled", True)
+            assert (steered[0].changed, steered[0].requested) == (True, False)
         elif model.state in RUNNING:
-            assert steered[0].cancel_requested
+            assert steered[0].requested
             assert steered[0].changed is not model.cancelling
             if not model.cancelling:
                 model.cancelling = True
                 model.events.append(("cancel_requested", "cancel"))
         else:
-            assert (steered[0].changed, steered[0].cancel_requested) == (False, False)
+            assert (steered[0].changed, steered[0].requested) == (False, False)
 
     @rule(data=st.data())
     @precondition(lambda self: self.jobs)
@@ -186,9 +187,9 @@ class Machine(RuleBasedStateMachine):
         model = self.some(data, {State.FAILED}) or self.some(data, set(State))
         assert model is not None
         self.step += 1
-        revived = self.run(revive(self.database, model.id, TENANT))
-        assert (revived is not None) is allows(Verb.REVIVE, model.state)
-        if revived is not None:
+        revived = self.run(revive(self.database, [model.id], TENANT)).answers
+        assert (revived == [model.id]) is allows(Verb.REVIVE, model.state)
+        if revived:
             model.move(Verb.REVIVE)
             model.attempt = model.deferrals = 0
             model.error = False
@@ -199,8 +200,8 @@ class Machine(RuleBasedStateMachine):
     def delete(self, data: st.DataObject) -> None:
         model = self.some(data, set(State))
         assert model is not None
-        gone = self.run(delete(self.database, model.id, TENANT))
-        assert gone is (model.state in TERMINAL)
+        gone = self.run(delete(self.database, [model.id], TENANT)).answers
+        assert (gone == [model.id]) is (model.state in TERMINAL)
         if gone:
             del self.jobs[model.id]
 
@@ -256,7 +257,7 @@ class Machine(RuleBasedStateMachine):
         pairs = list(zip(chosen, said, strict=False))
         answers = self.run(
             settle(self.database, [_settlement(model.id, model.token or "", *what) for model, what in pairs])
-        )
+        ).answers
         for (model, (verb, delay)), answer in zip(pairs, answers, strict=True):
             model.settle(verb, self.step, delay)
             assert (answer.job_id, answer.ok, answer.state) == (model.id, True, model.state)
@@ -269,7 +270,7 @@ class Machine(RuleBasedStateMachine):
         assert model is not None
         token = data.draw(st.sampled_from([*model.old_tokens, "never-was"]))
         verb, delay = said[0]
-        answers = self.run(settle(self.database, [_settlement(model.id, token, verb, delay)]))
+        answers = self.run(settle(self.database, [_settlement(model.id, token, verb, delay)])).answers
         assert [(each.ok, each.state) for each in answers] == [(False, model.state)]
         model.events.append(("late_settlement", "late_settlement"))
 

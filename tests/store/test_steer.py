@@ -7,7 +7,7 @@ import pytest
 from app.jobs.states import TERMINAL, Verb
 from app.store.database import Database
 from app.store.settle import Settlement, note_late, settle
-from app.store.steer import Steered, cancel, delete, revive
+from app.store.steer import Cancel, cancel, delete, revive
 from tests.patience import until
 from tests.store import invariants
 from tests.store.making import (
@@ -34,8 +34,8 @@ async def failed(database: Database, **fields: object) -> str:
 
 async def test_a_queued_job_is_cancelled_at_once(database: Database) -> None:
     job_id = await put_one(database)
-    assert await cancel(database, job_id, TENANT, "not needed") == [
-        Steered(job_id, "cancelled", "default", "noop", changed=True, cancel_requested=False)
+    assert (await cancel(database, [job_id], TENANT, "not needed")).answers == [
+        Cancel(job_id, changed=True, requested=False)
     ]
     row = await row_of(database, job_id)
     assert (row["state"], row["reason"]) == ("cancelled", "not needed")
@@ -46,7 +46,7 @@ async def test_a_queued_job_is_cancelled_at_once(database: Database) -> None:
 
 async def test_a_scheduled_job_is_cancelled_at_once_too(database: Database) -> None:
     job_id = await put_one(database, delay_seconds=60)
-    await cancel(database, job_id, TENANT, None)
+    await cancel(database, [job_id], TENANT, None)
     assert (await row_of(database, job_id))["reason"] == "cancel"
 
 
@@ -55,10 +55,10 @@ async def test_a_running_job_is_asked_once_and_keeps_its_lease(database: Databas
     job_id, token = await running(database)
     if started:
         await settle(database, [Settlement(job_id, token, Verb.START)])
-    [first] = await cancel(database, job_id, TENANT, "first")
-    [second] = await cancel(database, job_id, TENANT, "second")
-    assert (first.changed, first.cancel_requested) == (True, True)
-    assert (second.changed, second.cancel_requested) == (False, True)
+    [first] = (await cancel(database, [job_id], TENANT, "first")).answers
+    [second] = (await cancel(database, [job_id], TENANT, "second")).answers
+    assert (first.changed, first.requested) == (True, True)
+    assert (second.changed, second.requested) == (False, True)
     row = await row_of(database, job_id)
     assert (row["lease_token"], row["cancel_reason"]) == (token, "first")
     assert row["state"] == ("working" if started else "loading")
@@ -69,17 +69,18 @@ async def test_a_running_job_is_asked_once_and_keeps_its_lease(database: Databas
 async def test_an_ended_job_stays_as_it_is(database: Database) -> None:
     job_id = await failed(database)
     before = await row_of(database, job_id)
-    [steered] = await cancel(database, job_id, TENANT, "too late")
-    assert (steered.state, steered.changed, steered.cancel_requested) == ("failed", False, False)
+    [steered] = (await cancel(database, [job_id], TENANT, "too late")).answers
+    assert (steered.changed, steered.requested) == (False, False)
+    assert before["state"] == "failed"
     assert await row_of(database, job_id) == before
 
 
 async def test_a_job_of_nobody_or_of_another_tenant_is_not_found(database: Database) -> None:
     job_id = await put_one(database)
-    assert await cancel(database, "0" * 26, TENANT, None) == []
-    assert await cancel(database, job_id, "acme", None) == []
-    assert await revive(database, job_id, "acme") is None
-    assert await delete(database, job_id, "acme") is False
+    assert (await cancel(database, ["0" * 26], TENANT, None)).answers == []
+    assert (await cancel(database, [job_id], "acme", None)).answers == []
+    assert (await revive(database, [job_id], "acme")).answers == []
+    assert (await delete(database, [job_id], "acme")).answers == []
     assert await states_of(database, job_id) == ["queued"]
 
 
@@ -93,9 +94,12 @@ async def test_cancel_reaches_the_descendants_and_nobody_else(database: Database
     token = await claim_one(database, ended)
     await settle(database, [Settlement(ended, token, Verb.COMPLETE, result="1")])
     await claim_one(database, running_child)
-    steered = await cancel(database, root, TENANT, "all of it")
-    assert steered[0].id == root
-    assert {each.id: (each.state, each.changed, each.cancel_requested) for each in steered} == {
+    steered = (await cancel(database, [root], TENANT, "all of it")).answers
+    assert steered[0].job_id == root
+    assert {
+        each.job_id: ((await row_of(database, each.job_id))["state"], each.changed, each.requested)
+        for each in steered
+    } == {
         root: ("cancelled", True, False),
         child: ("cancelled", True, False),
         running_child: ("loading", True, True),
@@ -109,8 +113,8 @@ async def test_cancel_reaches_the_descendants_and_nobody_else(database: Database
 async def test_revive_starts_over_under_the_same_id(database: Database) -> None:
     job_id = await failed(database, max_attempts=1, deadline_seconds=100)
     deadline = (await row_of(database, job_id))["deadline"]
-    revived = await revive(database, job_id, TENANT)
-    assert revived == Steered(job_id, "queued", "default", "noop", changed=True)
+    revived = await revive(database, [job_id], TENANT)
+    assert (revived.answers, revived.work) == ([job_id], {("default", "noop")})
     row = await row_of(database, job_id)
     assert (row["state"], row["attempt"], row["deferrals"], row["error"], row["reason"]) == (
         "queued",
@@ -129,7 +133,7 @@ async def test_revive_starts_over_under_the_same_id(database: Database) -> None:
 async def test_revive_drops_a_deadline_that_has_passed(database: Database) -> None:
     job_id = await failed(database, deadline_seconds=100)
     await backdate(database, job_id, "deadline")
-    await revive(database, job_id, TENANT)
+    await revive(database, [job_id], TENANT)
     assert (await row_of(database, job_id))["deadline"] is None
 
 
@@ -139,9 +143,9 @@ async def test_only_failed_jobs_are_revived(database: Database) -> None:
     done, token = await running(database, lane="d")
     await settle(database, [Settlement(done, token, Verb.COMPLETE, result="1")])
     cancelled = await put_one(database, lane="c")
-    await cancel(database, cancelled, TENANT, None)
+    await cancel(database, [cancelled], TENANT, None)
     for job_id in (queued, loading, done, cancelled, "0" * 26):
-        assert await revive(database, job_id, TENANT) is None
+        assert (await revive(database, [job_id], TENANT)).answers == []
     assert await states_of(database, queued, loading, done, cancelled) == [
         "queued",
         "loading",
@@ -157,8 +161,8 @@ async def test_delete_removes_a_job_and_all_it_owns_and_nothing_else(database: D
             "INSERT INTO artifacts (job_id, name, content_type, size, data) VALUES ($1, 'a', 'text/plain', 1, 'x')",
             job_id,
         )
-    assert await delete(database, gone, TENANT) is True
-    assert await delete(database, gone, TENANT) is False
+    assert (await delete(database, [gone], TENANT)).answers == [gone]
+    assert (await delete(database, [gone], TENANT)).answers == []
     for table, column in (
         ("jobs", "id"),
         ("events", "job_id"),
@@ -174,9 +178,9 @@ async def test_a_late_settlement_noted_meanwhile_leaves_no_event_of_a_deleted_jo
     async with database.connection() as other:
         async with other.transaction():
             await note_late(other, [(job_id, "complete")])
-            deleting = asyncio.create_task(delete(database, job_id, TENANT))
+            deleting = asyncio.create_task(delete(database, [job_id], TENANT))
             await until(lambda: other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
-        assert await deleting
+        assert (await deleting).answers == [job_id]
     assert await database.fetchval("SELECT count(*) FROM events") == 0
 
 
@@ -184,14 +188,14 @@ async def test_a_late_settlement_noted_meanwhile_leaves_no_event_of_a_deleted_jo
 async def test_every_ended_job_can_be_deleted(database: Database, state: str) -> None:
     job_id = await put_one(database)
     await database.execute("UPDATE jobs SET state = $2, completed_at = now() WHERE id = $1", job_id, state)
-    assert await delete(database, job_id, TENANT)
+    assert (await delete(database, [job_id], TENANT)).answers == [job_id]
 
 
 async def test_a_live_job_is_not_deleted(database: Database) -> None:
     queued = await put_one(database, lane="q")
     loading, _ = await running(database)
     for job_id in (queued, loading):
-        assert await delete(database, job_id, TENANT) is False
+        assert (await delete(database, [job_id], TENANT)).answers == []
     assert await invariants.check_all(database) == 2
 
 
@@ -202,10 +206,10 @@ async def test_a_cancel_that_waits_for_a_lock_acts_on_what_the_lock_shows(databa
         await other.execute(
             "UPDATE jobs SET state = 'loading', completed_at = NULL, lease_token = 'x' WHERE id = $1", job_id
         )
-        cancelling = asyncio.create_task(cancel(database, job_id, TENANT, None))
+        cancelling = asyncio.create_task(cancel(database, [job_id], TENANT, None))
         await until_somebody_waits_for_a_lock(database)
-    [steered] = await cancelling
-    assert (steered.state, steered.changed, steered.cancel_requested) == ("loading", True, True)
+    [steered] = (await cancelling).answers
+    assert (steered.changed, steered.requested) == (True, True)
     row = await row_of(database, job_id)
     assert (row["state"], row["completed_at"], row["lease_token"]) == ("loading", None, "x")
 

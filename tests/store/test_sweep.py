@@ -38,7 +38,7 @@ async def test_a_round_with_nothing_due_moves_nothing(database: Database) -> Non
     await put_one(database, lane="q", deadline_seconds=60, delay_seconds=5)
     await running(database, deadline_seconds=60)
     swept = await sweep_now(database)
-    assert (swept.jobs, swept.full) == ([], False)
+    assert (swept.moved, swept.changes.jobs, swept.full) == ({}, set(), False)
 
 
 @pytest.mark.parametrize("started", [False, True])
@@ -48,9 +48,8 @@ async def test_a_lost_lease_is_rescued_and_counts_as_an_attempt(database: Databa
         await settle(database, [Settlement(job_id, token, Verb.START)])
     await backdate(database, job_id, "lease_expires_at")
     swept = await sweep_now(database)
-    assert [(each["id"], each["state"], each["queue"], each["lane"]) for each in swept.rescued] == [
-        (job_id, "queued", "default", "noop")
-    ]
+    assert (swept.moved, swept.changes.jobs) == ({"rescue": 1}, {job_id})
+    assert swept.changes.work == {("default", "noop")}
     row = await row_of(database, job_id)
     assert (row["state"], row["reason"], row["attempt"]) == ("queued", "rescue", 1)
     assert json.loads(row["error"])["code"] == "lease_expired"
@@ -65,7 +64,7 @@ async def test_a_lost_lease_at_the_last_attempt_is_a_failure(database: Database)
     job_id, _ = await running(database, max_attempts=1)
     await backdate(database, job_id, "lease_expires_at")
     swept = await sweep_now(database)
-    assert [each["state"] for each in swept.rescued] == ["failed"]
+    assert (swept.moved, [each.job_id for each in swept.changes.failed]) == ({"rescue": 1}, [job_id])
     row = await row_of(database, job_id)
     assert (row["state"], row["reason"], row["attempt"]) == ("failed", "attempts_exhausted", 1)
     assert (await log_of(database, job_id))[-1][1:] == ("failed", "fail")
@@ -74,7 +73,7 @@ async def test_a_lost_lease_at_the_last_attempt_is_a_failure(database: Database)
 
 async def test_a_lost_lease_of_a_job_being_cancelled_is_its_cancellation(database: Database) -> None:
     job_id, _ = await running(database)
-    await cancel(database, job_id, TENANT, "stop it")
+    await cancel(database, [job_id], TENANT, "stop it")
     await backdate(database, job_id, "lease_expires_at")
     await sweep_now(database)
     row = await row_of(database, job_id)
@@ -99,7 +98,7 @@ async def test_whatever_lives_expires_at_its_deadline(database: Database) -> Non
     for job_id in (queued, scheduled, loading, ended):
         await backdate(database, job_id, "deadline")
     swept = await sweep_now(database)
-    assert {each["id"] for each in swept.expired} == {queued, scheduled, loading}
+    assert (swept.moved, swept.changes.jobs) == ({"expire": 3}, {queued, scheduled, loading})
     assert await states_of(database, queued, scheduled, loading, ended) == [
         "expired",
         "expired",
@@ -109,20 +108,21 @@ async def test_whatever_lives_expires_at_its_deadline(database: Database) -> Non
     row = await row_of(database, loading)
     assert (row["reason"], row["lease_token"]) == ("deadline", None)
     assert (await log_of(database, loading))[-1][1:] == ("expired", "expire")
-    [late] = await settle(database, [Settlement(loading, token, Verb.COMPLETE, result="1")])
+    [late] = (await settle(database, [Settlement(loading, token, Verb.COMPLETE, result="1")])).answers
     assert (late.ok, late.state) == (False, "expired")
     await invariants.check_all(database)
 
 
 async def test_a_cancel_that_nobody_confirms_is_settled_after_the_grace(database: Database) -> None:
     job_id, token = await running(database)
-    await cancel(database, job_id, TENANT, "enough")
-    assert (await sweep_now(database)).cancelled == []
+    await cancel(database, [job_id], TENANT, "enough")
+    assert (await sweep_now(database)).moved == {}
     await backdate(database, job_id, "cancel_requested_at", timedelta(seconds=11))
-    assert [each["id"] for each in (await sweep_now(database)).cancelled] == [job_id]
+    swept = await sweep_now(database)
+    assert (swept.moved, swept.changes.jobs) == ({"cancel": 1}, {job_id})
     row = await row_of(database, job_id)
     assert (row["state"], row["reason"]) == ("cancelled", "enough")
-    [late] = await settle(database, [Settlement(job_id, token, Verb.COMPLETE, result="1")])
+    [late] = (await settle(database, [Settlement(job_id, token, Verb.COMPLETE, result="1")])).answers
     assert not late.ok
     await invariants.check_all(database)
 
@@ -142,8 +142,9 @@ async def test_a_row_that_somebody_holds_is_left_for_the_next_round(database: Da
         await other.execute("SELECT 1 FROM jobs WHERE id = $1 FOR UPDATE", held)
         async with asyncio.timeout(5):
             swept = await sweep_now(database)
-        assert [each["id"] for each in swept.rescued] == [free]
-    assert [each["id"] for each in (await sweep_now(database)).rescued] == [held]
+        assert (swept.moved, swept.changes.jobs) == ({"rescue": 1}, {free})
+    swept = await sweep_now(database)
+    assert (swept.moved, swept.changes.jobs) == ({"rescue": 1}, {held})
 
 
 async def test_a_full_round_says_that_there_may_be_more(
@@ -153,7 +154,7 @@ async def test_a_full_round_says_that_there_may_be_more(
     await put(database, *(job(deadline_seconds=60) for _ in range(5)))
     await database.execute("UPDATE jobs SET deadline = now() - interval '1 hour'")
     first, second, third = [await sweep_now(database) for _ in range(3)]
-    assert [len(each.expired) for each in (first, second, third)] == [3, 2, 0]
+    assert [each.moved["expire"] for each in (first, second, third)] == [3, 2, 0]
     assert [each.full for each in (first, second, third)] == [True, False, False]
 
 
@@ -168,7 +169,9 @@ async def test_a_crowd_whose_deadline_passed_in_one_queue_holds_up_no_other(
             "UPDATE jobs SET deadline = clock_timestamp() - interval '1 ms' WHERE queue = $1", queue
         )
     swept = await sweep_now(database)
-    assert Counter(each["queue"] for each in swept.expired) == {"crowd": 5, "other": 1}
+    assert swept.moved == {"expire": 6}
+    rows = await database.fetch("SELECT queue FROM jobs WHERE state = 'expired'")
+    assert Counter(each["queue"] for each in rows) == {"crowd": 5, "other": 1}
     rounds = 1
     while swept.full:
         swept = await sweep_now(database)

@@ -30,10 +30,10 @@ async def test_those_who_waited_are_let_go_in_batches_each_of_them_once(
     monkeypatch.setattr(targets, "UNPARK_BATCH", 10)
     await parked(database, 25)
     told = []
-    async for work in targets.unpark(database):
-        told.append(set(work))
+    async for changes in targets.unpark(database):
+        told.append(changes.work)
         # Their target is asleep again, or it was another's: not taken up a second time.
-        for queue, lane in work:
+        for queue, lane in changes.work:
             await targets.park(database, queue, [lane])
     assert told == [{("q0", "llm|||m0"), ("q1", "llm|||m1")}] * 3
     assert await database.fetchval("SELECT count(*) FROM jobs WHERE reason = 'target_asleep'") == 25

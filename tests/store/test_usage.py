@@ -39,7 +39,7 @@ async def test_a_deleted_job_is_booked_with_its_end(database: Database) -> None:
     ids = await done_jobs(database, ['{"prompt_tokens":5}'] * 3)
     assert await book(database, 1) == 1
     for job_id in ids:
-        assert await delete(database, job_id, TENANT)
+        assert (await delete(database, [job_id], TENANT)).answers
     assert await tokens(database) == (3, 15)
     assert await book(database, 10) == 0
 

@@ -40,12 +40,12 @@ async def dispatching(
     server_secrets: tuple[str, ...] = (),
     host_concurrency: int = 32,
     poll_seconds: float = 0.05,
+    hub: Hub | None = None,
 ) -> AsyncIterator[Dispatcher]:
     client = GuardedClient(policy or AddressPolicy(allow_loopback=True))
-    hub = Hub(database, None, 1)
     running = Dispatcher(
         database,
-        hub,
+        hub or Hub(database, None, 1),
         Sender(client, box, server_secrets, database),
         host_concurrency=host_concurrency,
         poll_seconds=poll_seconds,
@@ -129,12 +129,12 @@ async def test_the_whole_ladder_is_walked_to_given_up_and_no_further(database: D
 
 
 async def test_redelivering_sends_what_was_given_up_on_again_under_the_same_id(database: Database) -> None:
-    async with Receiver(answering(410, times=1)) as receiver, dispatching(database) as running:
+    hub = Hub(database, None, 1)
+    async with Receiver(answering(410, times=1)) as receiver, dispatching(database, hub=hub):
         job_id = await put_one(database, webhook_url=receiver.url)
         [row] = await until(lambda: over(database, job_id))
         assert (row["state"], row["tries"], row["last_status"]) == ("given_up", 1, 410)
-        await redeliver(database, job_id, "default", 1)
-        running.hasten(host_of(receiver.url))
+        hub.announce(await redeliver(database, job_id, "default", 1))
         [row] = await until(lambda: over(database, job_id))
         assert (row["state"], row["tries"], row["last_status"]) == ("delivered", 1, 204)
         first, second = (parsed(request) for request in receiver.requests)

@@ -17,7 +17,7 @@ from app.engine.claimdesk import Claimer
 from app.foreman import Foreman
 from app.store.claims import Seat
 from app.store.database import Database
-from app.store.keys import lock_number
+from app.store.locks import lock_number
 from tests.conftest import Server
 from tests.patience import until
 from tests.serving import serving
