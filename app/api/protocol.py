@@ -32,7 +32,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from app.api.entrance import EVENT_STREAM
 from app.api.problems import problem_body
 from app.errors import ForemanError, HeadersTooLarge, MethodNotAllowed, RequestTimeout, Unparsable
-from app.telemetry import REQUESTS, SLOW_READERS
+from app.telemetry import NO_ROUTE, REQUESTS, SLOW_READERS
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_TRAILER_BYTES = 8 * 1024
@@ -489,7 +489,7 @@ class PacedProtocol(HttpToolsProtocol):
         """Say why, unless an answer is already on its way, and hang up."""
         if self._answered() or not self.cycle.response_started:
             body = problem_body(error)
-            REQUESTS.labels("other", str(error.status)).observe(self.loop.time() - self._began)
+            REQUESTS.labels("other", NO_ROUTE, str(error.status)).observe(self.loop.time() - self._began)
             self.transport.write(
                 b"HTTP/1.1 %d %b\r\ncontent-type: application/problem+json\r\ncontent-length: %d\r\n"
                 b"connection: close\r\n\r\n%b" % (error.status, _REASONS[error.status], len(body), body)
