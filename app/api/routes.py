@@ -4,8 +4,8 @@ Everything else about it is derived from the declaration: how it is mounted (app
 the OpenAPI document (app/api/document.py), its name in the metrics, and one day who may call it.
 
 An ordinary route is written as FastAPI's users know it: typed parameters, `Depends`, and a `msgspec.Struct`
-as its answer. A hot route and a stream take the bare `Request` and answer the ASGI way, because the framework's
-machinery costs more than they do (docs/decisions/0014); they decode and encode the same shapes.
+as its answer. A hot route and a stream take the bare `Request` and answer the ASGI way, because the
+framework's machinery costs more than they do (docs/decisions/0014); they decode and encode the same shapes.
 """
 
 import inspect
