@@ -1,7 +1,7 @@
 """create_app: the one place where everything is put together."""
 
 import contextlib
-import copy
+import functools
 import os
 import socket
 from collections import deque
@@ -374,14 +374,13 @@ def create_app(settings: Settings) -> Edge:
     app.router.routes.extend(mounted(routes))
     by_framework = app.openapi
 
+    @functools.cache
     def openapi() -> dict[str, Any]:
-        described = copy.deepcopy(by_framework())
+        described = by_framework()
         document.describe(described, routes)
         described.setdefault("components", {}).setdefault("schemas", {}).update(
             describe.SCHEMAS | describe_events.SCHEMAS | describe_queues.SCHEMAS | describe_webhooks.SCHEMAS
         )
-        described["components"]["schemas"].pop("HTTPValidationError", None)
-        described["components"]["schemas"].pop("ValidationError", None)
         return described
 
     # FastAPI's documented way to extend the document.

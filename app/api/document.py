@@ -47,7 +47,11 @@ def describe(document: Json, routes: Iterable[Route], also: Sequence[Any] = ()) 
         if route.request is not None:
             operation["requestBody"] = _request(route.request, shapes)
         operation["responses"] = _responses(route, route.error_style or PROBLEMS, shapes)
-    document.setdefault("components", {}).setdefault("schemas", {}).update(shapes.components)
+    # The shapes of FastAPI's own refusals, which are never sent here.
+    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    schemas.update(shapes.components)
 
 
 class _Shapes:
