@@ -1,8 +1,10 @@
 """create_app: the parts of app/foreman.py behind the routes of app/api."""
 
+import functools
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from app import __version__
@@ -12,9 +14,9 @@ from app.api import (
     dead_letters,
     describe,
     describe_events,
-    describe_llm,
     describe_queues,
     describe_webhooks,
+    document,
     events,
     feed,
     health,
@@ -30,29 +32,50 @@ from app.api import (
 )
 from app.api.edge import Edge
 from app.api.guard import Guard
-from app.api.problems import handle_bug, handle_foreman_error, handle_http_exception
+from app.api.mount import mounted
+from app.api.problems import (
+    handle_bug,
+    handle_foreman_error,
+    handle_http_exception,
+    handle_invalid_parameters,
+)
+from app.api.routes import Route, Scope
 from app.config import Settings, listed
 from app.errors import ForemanError
 from app.foreman import Foreman
 
 DESCRIPTION = "A durable job server that speaks HTTP: hand it work, hang up, be told when it is done."
 
-HOT_ROUTES = {
-    ("POST", "/jobs"): jobs.submit,
-    ("POST", "/jobs/batch"): jobs.submit_batch,
-    ("POST", "/claims"): workers.claim,
-    ("POST", "/settlements"): workers.settlements,
-    ("POST", "/api/chat"): ollama.chat,
-    ("POST", "/api/generate"): ollama.generate,
-    ("POST", "/api/embed"): ollama.embed,
-    ("POST", "/v1/chat/completions"): openai.chat_completions,
-    ("POST", "/v1/embeddings"): openai.embeddings,
+# In the order in which the framework looks for them.
+ROUTES = [
+    *targets.routes,
+    *ollama.routes,
+    *openai.routes,
+    *health.routes,
+]
+
+_HOT = {
+    "/jobs": jobs.submit,
+    "/jobs/batch": jobs.submit_batch,
+    "/claims": workers.claim,
+    "/settlements": workers.settlements,
 }
-STREAM_ROUTES = {
-    r"/jobs/(?P<job_id>[^/]+)/events": events.read,
-    r"/jobs/(?P<job_id>[^/]+)/stream": stream.stream,
-    r"/events": feed.feed,
+_STREAMS = {
+    "/jobs/{job_id}/events": events.read,
+    "/jobs/{job_id}/stream": stream.stream,
+    "/events": feed.feed,
 }
+# Those that are not declared yet, as far as the edge needs to know them.
+UNDECLARED = [
+    *(
+        Route("POST", path, endpoint, scope=Scope.OPEN, tag="", summary="", responses={}, hot=True)
+        for path, endpoint in _HOT.items()
+    ),
+    *(
+        Route("GET", path, endpoint, scope=Scope.OPEN, tag="", summary="", responses={}, stream=True)
+        for path, endpoint in _STREAMS.items()
+    ),
+]
 ROUTERS = [
     each.router
     for each in (
@@ -63,14 +86,10 @@ ROUTERS = [
         feed,
         artifacts,
         webhooks,
-        targets,
-        ollama,
-        openai,
         queues,
         dead_letters,
         bulk,
         schedules,
-        health,
     )
 ]
 
@@ -87,39 +106,38 @@ def create_app(settings: Settings) -> Edge:
         redirect_slashes=False,
         exception_handlers={
             ForemanError: handle_foreman_error,
+            RequestValidationError: handle_invalid_parameters,
             HTTPException: handle_http_exception,
             Exception: handle_bug,
         },
     )
     app.state.foreman = foreman
     app.state.house = foreman.house
-    routers = [health.router] if settings.role == "worker" else ROUTERS
-    for router in routers:
-        # Not include_router: that would match every request twice and bring back the machinery that
-        # the direct routes do without.
+    is_worker = settings.role == "worker"
+    routes = list(health.routes) if is_worker else ROUTES
+    # Not include_router: that would match every request twice and bring back the machinery that
+    # the direct routes do without.
+    for router in [] if is_worker else ROUTERS:
         app.router.routes.extend(router.routes)
-    document = app.openapi
+    app.router.routes.extend(mounted(routes))
+    by_framework = app.openapi
 
+    @functools.cache
     def openapi() -> dict[str, Any]:
-        described = document()
+        described = by_framework()
+        document.describe(described, routes)
         described.setdefault("components", {}).setdefault("schemas", {}).update(
-            describe.SCHEMAS
-            | describe_events.SCHEMAS
-            | describe_queues.SCHEMAS
-            | describe_webhooks.SCHEMAS
-            | describe_llm.SCHEMAS
+            describe.SCHEMAS | describe_events.SCHEMAS | describe_queues.SCHEMAS | describe_webhooks.SCHEMAS
         )
         return described
 
     # FastAPI's documented way to extend the document.
     app.openapi = openapi  # type: ignore[method-assign]
-    hot_routes, stream_routes = ({}, {}) if settings.role == "worker" else (HOT_ROUTES, STREAM_ROUTES)
     return Edge(
         app,
         Guard(listed(settings.allowed_hosts), listed(settings.cors_origins)),
         max_body_bytes=settings.max_body_bytes,
         max_artifact_bytes=settings.max_artifact_bytes,
         max_bytes_in_flight=settings.max_bytes_in_flight,
-        hot_routes=hot_routes,
-        stream_routes=stream_routes,
+        routes=routes if is_worker else [*UNDECLARED, *routes],
     )

@@ -16,9 +16,11 @@ SWEPT = Counter("foreman_jobs_swept", "Jobs moved by the sweeper.", ["verb"])
 REQUESTS = Histogram(
     "foreman_request_seconds",
     "Time from a request's first byte to its answer's end.",
-    ["method", "status"],
+    ["method", "route", "status"],
     buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
 )
+# What the metrics call the route of a request that none was found for.
+NO_ROUTE = "unmatched"
 BODY_BYTES = Gauge("foreman_request_body_bytes", "Bytes of request bodies that this process holds now.")
 
 SETTLEMENTS = Counter(

@@ -9,7 +9,7 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import structlog
@@ -18,12 +18,12 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.body import SMALL_BYTES, Body, InFlight
-from app.api.direct import Endpoint
 from app.api.entrance import EVENT_STREAM, Entrance
 from app.api.guard import Guard, check_host
 from app.api.problems import error_response
+from app.api.routes import Route
 from app.errors import ForemanError
-from app.telemetry import BODY_BYTES, REQUESTS
+from app.telemetry import BODY_BYTES, NO_ROUTE, REQUESTS
 
 log = structlog.get_logger()
 
@@ -56,8 +56,7 @@ class Edge:
         max_body_bytes: int,
         max_artifact_bytes: int,
         max_bytes_in_flight: int,
-        hot_routes: Mapping[tuple[str, str], Endpoint],
-        stream_routes: Mapping[str, Endpoint],
+        routes: Iterable[Route],
     ) -> None:
         self.app = app
         self._guard = guard
@@ -66,11 +65,14 @@ class Edge:
         self._in_flight = InFlight(max(max_bytes_in_flight, max_body_bytes))
         # A body that says to be so small can be no larger, and is let in however much is held already.
         self._unwatched = min(SMALL_BYTES, max_body_bytes)
-        self._hot_routes = hot_routes
-        self._entrance = Entrance(app, stream_routes)
+        routes = list(routes)
+        self._hot_routes = {
+            (route.method, route.path): route for route in routes if route.hot and "{" not in route.path
+        }
+        self._entrance = Entrance(app, [route for route in routes if route.stream])
         # While the server starts: why it is not ready. What is in ALWAYS_OPEN is answered all the same.
         self.not_yet: ForemanError | None = None
-        self._timers: dict[tuple[str, int], Any] = {}
+        self._timers: dict[tuple[str, str, int], Any] = {}
         BODY_BYTES.set_function(lambda: self._in_flight.held)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,13 +122,15 @@ class Edge:
     async def _respond(self, scope: Scope, receive: Receive, send: Send, *, streams: bool) -> None:
         if self.not_yet is not None and scope["path"] not in ALWAYS_OPEN:
             raise self.not_yet
-        endpoint = self._hot_routes.get((scope["method"], scope["path"]))
-        if endpoint is not None:
+        route = self._hot_routes.get((scope["method"], scope["path"]))
+        if route is not None:
             scope["app"] = self.app
-            response = await endpoint(Request(scope, receive, send))
+            scope["route"] = route
+            response = await route.endpoint(Request(scope, receive, send))
             await response(scope, receive, send)
-        elif streams and (endpoint := self._entrance.find(scope)) is not None:
-            await self._entrance.let_in(endpoint, scope, receive, send)
+        elif streams and (route := self._entrance.find(scope)) is not None:
+            scope["route"] = route
+            await self._entrance.let_in(route.endpoint, scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
@@ -144,12 +148,14 @@ class Edge:
         if "stream" in scope["state"]:
             return
         method = scope["method"]
-        timer = self._timers.get((method, status))
+        # Set here for hot routes and streams, by the framework for the others.
+        route = getattr(scope.get("route"), "path_format", NO_ROUTE)
+        timer = self._timers.get((method, route, status))
         if timer is None:
             known = (
                 method if method in {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"} else "other"
             )
-            timer = self._timers[method, status] = REQUESTS.labels(known, str(status))
+            timer = self._timers[method, route, status] = REQUESTS.labels(known, route, str(status))
         timer.observe(seconds)
 
 

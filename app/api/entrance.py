@@ -5,14 +5,15 @@ none after it; let in a few at a time, they do not keep those waiting who submit
 """
 
 import asyncio
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from fastapi import FastAPI
 from starlette.requests import Request
+from starlette.routing import compile_path
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.direct import Endpoint
+from app.api.routes import Route
 
 # What asks for a stream in the Accept header.
 EVENT_STREAM = b"text/event-stream"
@@ -21,19 +22,18 @@ BEGINNING = 4
 
 
 class Entrance:
-    def __init__(self, app: FastAPI, routes: Mapping[str, Endpoint]) -> None:
-        """`routes` has patterns of whole paths, whose groups are the path's parameters."""
+    def __init__(self, app: FastAPI, routes: Iterable[Route]) -> None:
         self._app = app
-        self._routes = [(re.compile(pattern), endpoint) for pattern, endpoint in routes.items()]
+        self._routes = [(compile_path(route.path)[0], route) for route in routes]
         self._turnstile = asyncio.Semaphore(BEGINNING)
 
-    def find(self, scope: Scope) -> Endpoint | None:
+    def find(self, scope: Scope) -> Route | None:
         if scope["method"] == "GET":
-            for pattern, endpoint in self._routes:
+            for pattern, route in self._routes:
                 found = pattern.fullmatch(scope["path"])
                 if found is not None:
                     scope["path_params"] = found.groupdict()
-                    return endpoint
+                    return route
         return None
 
     async def let_in(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:

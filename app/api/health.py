@@ -3,51 +3,66 @@
 import contextlib
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from starlette.requests import Request
 from starlette.responses import Response
 
 from app import __version__
-from app.api import describe
-from app.api.direct import direct_router, json_response
-from app.api.house import house_of
-from app.api.render import dump
+from app.api.operator_documents import Alive, Ready, Version
+from app.api.parameters import Server
+from app.api.routes import Reply, Routes, Scope
 from app.errors import Unavailable
 from app.store.migrate import current_revision
 
-router = direct_router("operators")
+routes = Routes("operators")
 
 
-@router.get("/healthz", **describe.HEALTHZ)
-async def healthz(_request: Request) -> Response:
+@routes.get(
+    "/healthz", scope=Scope.OPEN, summary="Is the process alive?", responses={200: Reply("Alive", Alive)}
+)
+async def healthz() -> Alive:
     """Alive: the process answers, whatever the database does."""
-    return json_response(b'{"status":"ok"}')
+    return Alive("ok")
 
 
-@router.get("/readyz", **describe.READYZ)
-async def readyz(request: Request) -> Response:
+@routes.get(
+    "/readyz",
+    scope=Scope.OPEN,
+    summary="Is it ready to serve?",
+    responses={200: Reply("Ready", Ready)},
+    errors=(503,),
+)
+async def readyz(server: Server) -> Ready:
     """Ready: the database is reachable, can be written, and its schema is current."""
-    house = house_of(request)
-    if house.hub.closing:
+    if server.hub.closing:
         raise Unavailable("The server is shutting down.", retry_after=1)
-    async with house.database.connection() as connection:
+    async with server.database.connection() as connection:
         revision = await current_revision(connection)
-    outage = house.database.outage
+    outage = server.database.outage
     if outage.cause is not None and outage.is_full:
         # It answers, but takes nothing more.
         raise Unavailable(outage.cause.text, retry_after=5)
-    if revision is None or revision < house.newest_revision:
+    if revision is None or revision < server.newest_revision:
         raise Unavailable("The database schema is not current: run `foreman migrate`.", retry_after=5)
-    return json_response(dump({"status": "ready", "revision": revision}))
+    return Ready("ready", revision)
 
 
-@router.get("/version", **describe.VERSION)
-async def version(_request: Request) -> Response:
-    return json_response(dump({"name": "foreman", "version": __version__}))
+@routes.get(
+    "/version",
+    scope=Scope.OPEN,
+    summary="Which version is this?",
+    responses={200: Reply("The version", Version)},
+)
+async def version() -> Version:
+    return Version("foreman", __version__)
 
 
-@router.get("/metrics", **describe.METRICS)
-async def metrics(request: Request) -> Response:
+@routes.get(
+    "/metrics",
+    scope=Scope.OPEN,
+    summary="Prometheus metrics",
+    responses={200: Reply("Metrics", str, media_type="text/plain")},
+)
+async def metrics(server: Server) -> Response:
     # A database that is away takes only the queues' part from the answer.
     with contextlib.suppress(Unavailable):
-        await house_of(request).queues.measure()
+        await server.queues.measure()
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)

@@ -1,14 +1,17 @@
 """/api and /: what an Ollama client calls. Nothing that changes a target's models is reachable."""
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api import describe_llm as describe
 from app.api import surfaces
-from app.api.direct import direct_router, json_response, read_body
-from app.api.house import House, house_of
+from app.api.direct import read_body
+from app.api.house import House
+from app.api.inference import OLLAMA_ERRORS, AnyDocument, inference
+from app.api.parameters import Server
 from app.api.passthrough import answer
+from app.api.routes import Content, Reply, Routes, Scope
 from app.dialects import Frame, GarbledAnswer, parse_frame
 from app.errors import ForemanError
 from app.loops.off_loop import off_loop
@@ -16,7 +19,8 @@ from app.outbound import OutboundError
 from app.targets.inventory import OLLAMA_VERSION, Inventory, merged_running, merged_tags, shown
 from app.targets.registry import ECHO_INVENTORY
 
-router = direct_router("ollama")
+routes = Routes("ollama", OLLAMA_ERRORS)
+NDJSON = "application/x-ndjson"
 MAX_SHOWN_BYTES = 8 * 1024 * 1024
 SHOW_SECONDS = 10.0
 
@@ -26,65 +30,94 @@ def inventories(house: House) -> list[Inventory]:
     return [ECHO_INVENTORY] if house.targets.is_empty else house.targets.inventories
 
 
-@router.post("/api/chat", **describe.CHAT)
+@routes.post("/api/chat", **inference("Chat, as Ollama does", NDJSON))
 async def chat(request: Request) -> Response:
     return await answer(request, "chat", "ollama")
 
 
-@router.post("/api/generate", **describe.GENERATE)
+@routes.post("/api/generate", **inference("Generate, as Ollama does", NDJSON))
 async def generate(request: Request) -> Response:
     return await answer(request, "generate", "ollama")
 
 
-@router.post("/api/embed", **describe.EMBED)
+@routes.post("/api/embed", **inference("Embed, as Ollama does"))
 async def embed(request: Request) -> Response:
     return await answer(request, "embed", "ollama")
 
 
-@router.post("/api/embeddings", **describe.EMBEDDINGS)
+@routes.post("/api/embeddings", **inference("Embed one prompt, as Ollama used to"))
 async def embeddings(request: Request) -> Response:
     return await answer(request, "embed", "ollama")
 
 
-@router.head("/", include_in_schema=False)
-@router.get("/", **describe.ROOT)
+@routes.get(
+    "/",
+    also=("HEAD",),
+    scope=Scope.OPEN,
+    summary="What Ollama answers; browsers are led to the dashboard",
+    responses={
+        200: Reply("Ollama is running", str, media_type="text/plain"),
+        307: Reply("For browsers: the dashboard"),
+    },
+)
 async def root(request: Request) -> Response:
     if "text/html" in request.headers.get("accept", ""):
         return Response(status_code=307, headers={"location": "/ui"})
     return Response("Ollama is running", media_type="text/plain")
 
 
-@router.head("/api/version", include_in_schema=False)
-@router.get("/api/version", **describe.VERSION)
-async def version(request: Request) -> Response:
-    found = next((each.version for each in inventories(house_of(request)) if each.version), None)
-    return json_response(msgspec.json.encode({"version": found or OLLAMA_VERSION}))
+@routes.get(
+    "/api/version",
+    also=("HEAD",),
+    scope=Scope.JOBS_READ,
+    summary="The Ollama version that is spoken here",
+    responses={200: Reply("The version", AnyDocument)},
+)
+async def version(server: Server) -> AnyDocument:
+    found = next((each.version for each in inventories(server) if each.version), None)
+    return {"version": found or OLLAMA_VERSION}
 
 
-@router.head("/api/tags", include_in_schema=False)
-@router.get("/api/tags", **describe.TAGS)
-async def tags(request: Request) -> Response:
-    return json_response(msgspec.json.encode(merged_tags(inventories(house_of(request)))))
+@routes.get(
+    "/api/tags",
+    also=("HEAD",),
+    scope=Scope.JOBS_READ,
+    summary="The models of all targets",
+    responses={200: Reply("The models, as Ollama lists them", AnyDocument)},
+)
+async def tags(server: Server) -> AnyDocument:
+    return merged_tags(inventories(server))
 
 
-@router.get("/api/ps", **describe.PS)
-async def running(request: Request) -> Response:
-    house = house_of(request)
-    await house.targets.catch_up()
-    return json_response(msgspec.json.encode(merged_running(inventories(house))))
+@routes.get(
+    "/api/ps",
+    scope=Scope.JOBS_READ,
+    summary="The models that are resident",
+    responses={200: Reply("The models, as Ollama lists them", AnyDocument)},
+)
+async def running(server: Server) -> AnyDocument:
+    await server.targets.catch_up()
+    return merged_running(inventories(server))
 
 
 class ShowRequest(msgspec.Struct):
     model: str = ""
     name: str = ""
+    verbose: bool | UnsetType = UNSET
 
 
 _decode_show = msgspec.json.Decoder(ShowRequest).decode
 
 
-@router.post("/api/show", **describe.SHOW)
-async def show(request: Request) -> Response:
-    house = house_of(request)
+@routes.post(
+    "/api/show",
+    scope=Scope.JOBS_READ,
+    summary="What is known of a model",
+    request=Content(ShowRequest),
+    responses={200: Reply("As Ollama shows it", AnyDocument)},
+    errors=(400, 404, 413),
+)
+async def show(request: Request, server: Server) -> AnyDocument | Response:
     try:
         body = await read_body(request)
         asked = await off_loop(len(body), _decode_show, body)
@@ -95,10 +128,8 @@ async def show(request: Request) -> Response:
     model = asked.model or asked.name
     if not model:
         return surfaces.error_response("ollama", 400, "model is required")
-    found = await _ask_target(house, model, body) or shown(inventories(house), model)
-    if found is None:
-        return surfaces.unknown_model("ollama", model)
-    return json_response(msgspec.json.encode(found))
+    found = await _ask_target(server, model, body) or shown(inventories(server), model)
+    return found or surfaces.unknown_model("ollama", model)
 
 
 async def _ask_target(house: House, model: str, body: bytes) -> Frame | None:
@@ -118,8 +149,14 @@ async def _ask_target(house: House, model: str, body: bytes) -> Frame | None:
     return next((t.shown[model] for t in house.targets.targets if model in t.shown), None)
 
 
-@router.api_route(
-    "/api/{rest:path}", methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False
+@routes.get(
+    "/api/{rest:path}",
+    also=("HEAD", "POST", "PUT", "PATCH", "DELETE"),
+    scope=Scope.OPEN,
+    summary="Nothing else is offered",
+    responses={},
+    errors=(404,),
+    documented=False,
 )
 async def nothing(request: Request) -> Response:
     return surfaces.error_response("ollama", 404, f"{request.url.path} is not offered here")

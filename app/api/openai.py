@@ -1,51 +1,67 @@
 """/v1: what an OpenAI client calls."""
 
-import msgspec
+from typing import Annotated
+
+from fastapi import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api import describe_llm as describe
 from app.api import surfaces
-from app.api.direct import direct_router, json_response
-from app.api.house import house_of
+from app.api.inference import OPENAI_ERRORS, AnyDocument, inference
 from app.api.ollama import inventories
+from app.api.parameters import Server
 from app.api.passthrough import answer
+from app.api.routes import Reply, Routes, Scope
 from app.targets.inventory import merged_openai, openai_model
 
-router = direct_router("openai")
+routes = Routes("openai", OPENAI_ERRORS)
+SSE = "text/event-stream"
 
 
-@router.post("/v1/chat/completions", **describe.CHAT_COMPLETIONS)
+@routes.post("/v1/chat/completions", **inference("Chat, as OpenAI does", SSE))
 async def chat_completions(request: Request) -> Response:
     return await answer(request, "chat", "openai")
 
 
-@router.post("/v1/completions", **describe.COMPLETIONS)
+@routes.post("/v1/completions", **inference("Complete, as OpenAI does", SSE))
 async def completions(request: Request) -> Response:
     return await answer(request, "generate", "openai")
 
 
-@router.post("/v1/embeddings", **describe.OPENAI_EMBEDDINGS)
+@routes.post("/v1/embeddings", **inference("Embed, as OpenAI does"))
 async def embeddings(request: Request) -> Response:
     return await answer(request, "embed", "openai")
 
 
-@router.get("/v1/models", **describe.MODELS)
-async def models(request: Request) -> Response:
-    return json_response(msgspec.json.encode(merged_openai(inventories(house_of(request)))))
+@routes.get(
+    "/v1/models",
+    scope=Scope.JOBS_READ,
+    summary="The models of all targets",
+    responses={200: Reply("The models, as OpenAI lists them", AnyDocument)},
+)
+async def models(server: Server) -> AnyDocument:
+    return merged_openai(inventories(server))
 
 
-@router.get("/v1/models/{model:path}", **describe.MODEL)
-async def model(request: Request) -> Response:
-    name = request.path_params["model"]
-    found = openai_model(inventories(house_of(request)), name)
-    if found is None:
-        return surfaces.unknown_model("openai", name)
-    return json_response(msgspec.json.encode(found))
+@routes.get(
+    "/v1/models/{model:path}",
+    scope=Scope.JOBS_READ,
+    summary="One model",
+    responses={200: Reply("The model, as OpenAI shows it", AnyDocument)},
+    errors=(404,),
+)
+async def model(server: Server, model: Annotated[str, Path()]) -> AnyDocument | Response:
+    return openai_model(inventories(server), model) or surfaces.unknown_model("openai", model)
 
 
-@router.api_route(
-    "/v1/{rest:path}", methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False
+@routes.get(
+    "/v1/{rest:path}",
+    also=("HEAD", "POST", "PUT", "PATCH", "DELETE"),
+    scope=Scope.OPEN,
+    summary="Nothing else is offered",
+    responses={},
+    errors=(404,),
+    documented=False,
 )
 async def nothing(request: Request) -> Response:
     return surfaces.error_response(

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import orjson
+from fastapi.exceptions import RequestValidationError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -20,6 +21,7 @@ from app.errors import (
     Unauthorized,
     Unparsable,
 )
+from app.jobs.submission import shown
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -76,6 +78,19 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
     if allow:
         response.headers["allow"] = allow
     return response
+
+
+async def handle_invalid_parameters(request: Request, error: Exception) -> Response:
+    """What FastAPI found wrong with a path, a query or a header, named as we name it."""
+    found = error.errors() if isinstance(error, RequestValidationError) else []
+    named = [{"field": str(each["loc"][-1]), "message": _plain(each["msg"])} for each in found]
+    detail = "; ".join(f"{shown(each['field'])}: {each['message']}" for each in named)
+    return error_response(request.scope["path"], InvalidRequest(f"{detail}.", errors=named))
+
+
+def _plain(message: str) -> str:
+    """pydantic's messages, as ours are: behind the name of the field."""
+    return (message[:1].lower() + message[1:]).replace("input should be", "must be")
 
 
 async def handle_bug(request: Request, _error: Exception) -> Response:

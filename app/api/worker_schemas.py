@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import orjson
@@ -14,7 +14,6 @@ from app.jobs import verbatim
 from app.jobs.retry import defer_delay, jitter
 from app.jobs.states import Verb
 from app.jobs.submission import NO_NUL, Name, Seconds, explain, invalid
-from app.jobs.verbatim import Members
 from app.store.settle import Settlement
 
 # PostgreSQL keeps no NUL characters, neither in text nor in JSON.
@@ -53,7 +52,7 @@ Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 UsedSeconds = Annotated[float, Meta(ge=0, le=MAX_SECONDS)]
 
 
-class Usage(msgspec.Struct):
+class ReportedUsage(msgspec.Struct):
     """What is summed up at GET /usage. Whatever else a worker writes beside it is kept as it is."""
 
     prompt_tokens: Tokens | None = None
@@ -63,16 +62,33 @@ class Usage(msgspec.Struct):
     decode_seconds: UsedSeconds | None = None
 
 
-_FIGURES = set(Usage.__struct_fields__)
-_decode_usage = msgspec.json.Decoder(Usage | None).decode
+_FIGURES = set(ReportedUsage.__struct_fields__)
+_decode_usage = msgspec.json.Decoder(ReportedUsage | None).decode
+
+
+def _null() -> msgspec.Raw:
+    # Not as a plain default: msgspec cannot describe one that is raw.
+    return msgspec.Raw(b"null")
 
 
 class CompleteRequest(_Settling):
-    result: msgspec.Raw = msgspec.Raw(b"null")
-    usage: msgspec.Raw = msgspec.Raw(b"null")
+    result: Annotated[msgspec.Raw, Meta(description="Any JSON, kept verbatim.")] = msgspec.field(
+        default_factory=_null
+    )
+    usage: Annotated[
+        msgspec.Raw,
+        Meta(
+            extra_json_schema={
+                "anyOf": [{"$ref": "#/components/schemas/ReportedUsage"}, {"type": "null"}],
+            }
+        ),
+    ] = msgspec.field(default_factory=_null)
 
-    def __post_init__(self) -> None:
-        _decode_usage(self.usage)
+    def check(self) -> None:
+        try:
+            _decode_usage(self.usage)
+        except msgspec.ValidationError as problem:
+            raise _explain_usage(bytes(self.usage)) from problem
 
     @property
     def usage_text(self) -> str | None:
@@ -124,7 +140,7 @@ class ProgressRequest(_Settling):
 
 class LogEntry(msgspec.Struct, forbid_unknown_fields=True):
     message: Text
-    level: Annotated[str, Meta(pattern=r"^(info|warn|error)\Z")] = "info"
+    level: Literal["info", "warn", "error"] = "info"
     at: Annotated[str, Meta(max_length=64, pattern=NO_NUL)] | None = None
 
 
@@ -144,36 +160,11 @@ SHAPES: dict[str, type[_Settling]] = {
 }
 BULK_VERBS = frozenset(SHAPES) - {"logs"}
 
-_decoders: dict[Any, msgspec.json.Decoder[Any]] = {
-    shape: msgspec.json.Decoder(shape) for shape in [ClaimRequest, *SHAPES.values()]
-}
-
-
-def decode(body: bytes, shape: type[msgspec.Struct], max_depth: int) -> Any:
-    """The body as this shape; a clear 422 that names the fields otherwise."""
-    parts = verbatim.members(body, max_depth)
-    try:
-        return _decoders[shape].decode(body)
-    except msgspec.ValidationError as problem:
-        raise _explain(parts, shape) from problem
-
-
-def _explain(parts: Members, shape: type[msgspec.Struct]) -> InvalidRequest:
-    unknown = sorted(parts.keys() - set(shape.__struct_fields__))
-    if unknown:
-        return invalid(unknown[0], "is not a known field")
-    if shape is CompleteRequest and "usage" in parts:
-        try:
-            _decode_usage(parts["usage"])
-        except msgspec.ValidationError:
-            return _explain_usage(bytes(parts["usage"]))
-    return explain(parts, shape)
-
 
 def _explain_usage(usage: bytes) -> InvalidRequest:
     if not usage.startswith(b"{"):
         return invalid("usage", "must be an object")
-    errors = explain(verbatim.members(usage), Usage).extra["errors"]
+    errors = explain(verbatim.members(usage), ReportedUsage).extra["errors"]
     named = [{**each, "field": f"usage.{each['field']}"} for each in errors]
     return InvalidRequest("; ".join(f"{each['field']}: {each['message']}" for each in named), errors=named)
 

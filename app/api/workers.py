@@ -25,13 +25,13 @@ from app.api.worker_schemas import (
     ProgressRequest,
     Token,
     as_settlement,
-    decode,
 )
 from app.engine.claimdesk import AnyLane, Claimer, Lanes
 from app.errors import LeaseLost, NotFound
 from app.jobs import verbatim
 from app.jobs.ids import is_id
 from app.jobs.lanes import LLM_KINDS, kind_lane
+from app.jobs.shapes import decode
 from app.jobs.submission import invalid
 from app.loops.off_loop import off_loop
 from app.store import read

@@ -32,14 +32,25 @@ MIN_RATE_LIMIT = 0.001
 
 Part = Annotated[str, Meta(min_length=1, max_length=256, pattern=NO_NUL)]
 Positive = Annotated[int, Meta(ge=1, le=10_000_000)]
+Retention = Annotated[
+    dict[str, Seconds],
+    Meta(
+        description="Seconds after its end that a job is kept, by state; 0: for ever. A state that is not "
+        "named has the server's default: a week, or 30 days for failed and dismissed ones.",
+        # Described, and checked by hand: the error then names the state.
+        extra_json_schema={"propertyNames": {"enum": sorted(TERMINAL)}},
+    ),
+]
 
 
 class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A token bucket: `limit` claims per `per_seconds`, with at most `burst` of them at once."""
+    """Claims per time, over the whole fleet: `limit` per `per_seconds`, at most `burst` of them at once."""
 
     limit: Annotated[float, Meta(ge=MIN_RATE_LIMIT, le=1_000_000)]
     per_seconds: Annotated[float, Meta(ge=0.001, le=31_557_600)] = 1.0
-    burst: Annotated[float, Meta(ge=1, le=1_000_000)] | None = None
+    burst: (
+        Annotated[float, Meta(ge=1, le=1_000_000, description="At once; a fifth of limit if absent.")] | None
+    ) = None
 
     @property
     def per_second(self) -> float:
@@ -53,18 +64,51 @@ class Rate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 class QueueSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """All the settings of a queue, flat; whatever is absent has its default."""
 
-    max_depth: Positive | None = None
-    max_running: Positive | None = None
+    max_depth: (
+        Annotated[Positive, Meta(description="Jobs that may wait; one more is refused with 429 queue_full.")]
+        | None
+    ) = None
+    max_running: (
+        Annotated[Positive, Meta(description="Jobs that run at once, over the whole fleet.")] | None
+    ) = None
     rate: Rate | None = None
-    fair_by: Annotated[str, Meta(min_length=1, max_length=128, pattern=NO_NUL)] | None = None
+    fair_by: (
+        Annotated[
+            str,
+            Meta(
+                min_length=1,
+                max_length=128,
+                pattern=NO_NUL,
+                description="A metadata key, or `tenant`: its values take turns.",
+            ),
+        ]
+        | None
+    ) = None
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
     backoff_seconds: Seconds | Backoff | None = None
     lease_seconds: Annotated[float, Meta(ge=0.2, le=86_400)] | None = None
-    retention: dict[str, Seconds] | None = None
-    payload_schema: dict[str, Any] | bool | None = None
-    key: Annotated[list[Part], Meta(min_length=1, max_length=16)] | None = None
-    max_active: Positive | None = None
-    max_queued: Annotated[int, Meta(ge=0, le=10_000_000)] | None = None
+    retention: Retention | None = None
+    payload_schema: Annotated[
+        dict[str, Any] | bool | None, Meta(description="JSON Schema that every payload must satisfy.")
+    ] = None
+    key: (
+        Annotated[
+            list[Part],
+            Meta(
+                min_length=1,
+                max_length=16,
+                description="Concurrency key: constants, and JSON pointers (leading slash) into the payload.",
+            ),
+        ]
+        | None
+    ) = None
+    max_active: (
+        Annotated[Positive, Meta(description="Jobs of one key that run at once; 1 if absent.")] | None
+    ) = None
+    max_queued: (
+        Annotated[int, Meta(ge=0, le=10_000_000, description="Jobs of one key that wait; 0 if absent.")]
+        | None
+    ) = None
     when_full: Literal["reject", "coalesce", "replace-oldest"] | None = None
     stale_policy: Literal["fail-stale", "block"] | None = None
 

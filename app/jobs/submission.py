@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -35,31 +35,56 @@ Moment = Annotated[datetime, Meta(tz=True)]
 Backoff = Annotated[list[Seconds], Meta(min_length=1, max_length=50)]
 MetadataKey = Annotated[str, Meta(min_length=1, max_length=128, pattern=NO_NUL)]
 MetadataValue = Annotated[str, Meta(max_length=2048, pattern=NO_NUL)]
+# Described, but checked by hand: in words that say more than a pattern does.
+GivenJobId = Annotated[str, Meta(extra_json_schema={"pattern": "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"})]
+WebhookUrl = Annotated[
+    str, Meta(min_length=1, max_length=2048, pattern=NO_NUL, extra_json_schema={"format": "uri"})
+]
 
 
 class Extensions(msgspec.Struct, frozen=True, gc=False):
     """The fields that are Foreman's own; whatever else stands beside them is the work."""
 
-    kind: Name = "chat"
+    kind: Annotated[
+        Name, Meta(description="chat, generate, embed, http, noop, or a kind of your own workers.")
+    ] = "chat"
     queue: Name = "default"
-    priority: Annotated[int, Meta(ge=-100, le=100)] = 0
-    run_at: Moment | None = None
+    priority: Annotated[int, Meta(ge=-100, le=100, description="Higher goes first.")] = 0
+    run_at: Annotated[Moment, Meta(description="Not before this moment.")] | None = None
     delay_seconds: Seconds | None = None
-    deadline: Moment | None = None
+    deadline: Annotated[Moment, Meta(description="The whole job expires at this moment.")] | None = None
     deadline_seconds: Annotated[float, Meta(gt=0, le=TEN_YEARS)] | None = None
-    max_duration_seconds: Annotated[float, Meta(gt=0, le=TEN_YEARS)] | None = None
+    max_duration_seconds: (
+        Annotated[float, Meta(gt=0, le=TEN_YEARS, description="For one attempt.")] | None
+    ) = None
     max_attempts: Annotated[int, Meta(ge=1, le=1000)] | None = None
     backoff_seconds: Seconds | Backoff | None = None
-    parent_id: str | None = None
-    state_webhook_url: Annotated[str, Meta(min_length=1, max_length=2048, pattern=NO_NUL)] | None = None
+    parent_id: GivenJobId | None = None
+    state_webhook_url: WebhookUrl | None = None
     webhook_events: Annotated[list[Annotated[str, Meta(pattern=EVENT_TYPE)]], Meta(max_length=50)] | None = (
         None
     )
     webhook_secret: Annotated[str, Meta(max_length=512)] | None = None
     metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=MAX_METADATA_ENTRIES)] | None = None
     target: Name | None = None
-    depends_on: Annotated[list[str], Meta(max_length=100)] | None = None
-    on_dependency_failure: Literal["cancel", "run"] | None = None
+    depends_on: (
+        Annotated[
+            list[GivenJobId],
+            Meta(
+                max_length=100,
+                description="Jobs that must be done first; "
+                "until then this one is queued, reason waiting_for.",
+            ),
+        ]
+        | None
+    ) = None
+    on_dependency_failure: (
+        Annotated[
+            Literal["cancel", "run"],
+            Meta(description="What to do when one of them ends other than done; cancel if absent."),
+        ]
+        | None
+    ) = None
 
 
 # Numbers become part of the lane, which is indexed and so must stay short.
@@ -87,6 +112,22 @@ class LlmBody(msgspec.Struct, frozen=True, gc=False):
     model: Annotated[str, Meta(min_length=1, max_length=512, pattern=NO_NUL)]
     messages: list[AnyObject] | None = None
     options: RunnerOptions | None = None
+
+
+class JobRequest(Extensions, frozen=True, gc=False):
+    """An Ollama-shaped body with Foreman's fields beside it, or those fields and a payload.
+
+    Unknown fields of a chat, generate or embed body are passed on to the target.
+    """
+
+    model: Annotated[str, Meta(description="For chat, generate and embed.")] | UnsetType = UNSET
+    messages: list[dict[str, Any]] | None = None
+    payload: (
+        Annotated[
+            dict[str, Any], Meta(description="The work, for kinds other than chat, generate and embed.")
+        ]
+        | UnsetType
+    ) = UNSET
 
 
 EXTENSION_FIELDS = frozenset(Extensions.__struct_fields__)

@@ -42,7 +42,7 @@ from app.server.framing import (
     trailers_too_large,
 )
 from app.server.turns import Turns
-from app.telemetry import REQUESTS, SLOW_READERS
+from app.telemetry import NO_ROUTE, REQUESTS, SLOW_READERS
 
 # How much of what comes behind an unanswered request is read ahead. Not nothing: as long as the connection is
 # read, its end is noticed, and with it that nobody waits for the answer any more.
@@ -357,7 +357,7 @@ class PacedProtocol(HttpToolsProtocol):
         """Say why, unless an answer is already on its way, and hang up."""
         if self._answered() or not self.cycle.response_started:
             body = problem_body(error)
-            REQUESTS.labels("other", str(error.status)).observe(self.loop.time() - self._began)
+            REQUESTS.labels("other", NO_ROUTE, str(error.status)).observe(self.loop.time() - self._began)
             self.transport.write(
                 b"HTTP/1.1 %d %b\r\ncontent-type: application/problem+json\r\ncontent-length: %d\r\n"
                 b"connection: close\r\n\r\n%b" % (error.status, _REASONS[error.status], len(body), body)

@@ -36,14 +36,19 @@ class WakeAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     method: Literal["GET", "POST", "PUT"] = "POST"
 
 
+TargetUrl = Annotated[str, Meta(min_length=1, max_length=2048)]
+Slots = Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
+Tags = Annotated[list[Name], Meta(max_length=64)]
+
+
 class TargetFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A target as it is written in the file and in a PUT."""
 
-    url: Annotated[str, Meta(min_length=1, max_length=2048)]
+    url: TargetUrl
     dialect: Dialect = "ollama"
-    token: Annotated[str, Meta(min_length=1, max_length=4096)] | None = None
-    slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)] = DEFAULT_SLOTS
-    tags: Annotated[list[Name], Meta(max_length=64)] = []
+    token: Annotated[str, Meta(min_length=1, max_length=4096, description="Kept sealed.")] | None = None
+    slots: Slots = DEFAULT_SLOTS
+    tags: Tags = []
     wake: WakeAction | None = None
 
 

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from app.api.edge import Edge
 from app.api.guard import Guard
 from app.api.problems import handle_bug, handle_foreman_error
+from app.api.routes import Route, Scope
 from app.errors import ForemanError, Unavailable
 from app.server.protocol import paced
 from tests.api.wire import connect, listen, say
@@ -77,8 +78,9 @@ def server() -> Iterator[Server]:
         max_body_bytes=1024,
         max_artifact_bytes=1024,
         max_bytes_in_flight=1024,
-        hot_routes={("POST", "/hot"): hot},
-        stream_routes={},
+        routes=[
+            Route("POST", "/hot", hot, scope=Scope.OPEN, tag="", summary="", responses={}, hot=True),
+        ],
     )
     config = uvicorn.Config(edge, port=free_port(), http=paced(5, 5), lifespan="off", log_config=None)
     running = uvicorn.Server(config)
@@ -92,8 +94,8 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def counted(method: str, status: int) -> float:
-    labels = {"method": method, "status": str(status)}
+def counted(method: str, path: str, status: int) -> float:
+    labels = {"method": method, "route": path, "status": str(status)}
     return REGISTRY.get_sample_value("foreman_request_seconds_count", labels) or 0.0
 
 
@@ -112,7 +114,8 @@ def test_every_answer_is_counted_and_none_costs_the_connection(
     server: Server, method: str, path: str, status: int
 ) -> None:
     path, _, more = path.partition("\r\n")
-    before = counted(method, status)
+    route = path if status != 400 else "unmatched"
+    before = counted(method, route, status)
     with connect(server) as wire:
         wire.sendall(
             f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{more}\r\n".encode() + b"\r\n" * bool(more)
@@ -122,29 +125,29 @@ def test_every_answer_is_counted_and_none_costs_the_connection(
         second = listen(wire, time.monotonic(), 20)
     assert (first.statuses, second.statuses) == ([status], [200])
     # Of the second one the same may be counted.
-    wait_until(lambda: counted(method, status) - before == 1 + (status == 200))
+    wait_until(lambda: counted(method, route, status) - before == 1 + (status == 200))
 
 
 def test_an_answer_that_is_broken_off_is_counted_and_ends_the_connection(server: Server) -> None:
-    before = counted("GET", 200)
+    before = counted("GET", "/broken", 200)
     answer = say(server, b"GET /broken HTTP/1.1\r\nhost: localhost\r\n\r\n", patience=20)
     assert answer.closed
     assert not answer.raw.endswith(b"0\r\n\r\n")
-    wait_until(lambda: counted("GET", 200) == before + 1)
+    wait_until(lambda: counted("GET", "/broken", 200) == before + 1)
 
 
 def test_a_client_that_leaves_without_an_answer_is_counted_as_such(server: Server) -> None:
-    before = counted("GET", 499)
+    before = counted("GET", "/never", 499)
     with connect(server) as wire:
         wire.sendall(b"GET /never HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert never_began.wait(AT_ONCE)
-    wait_until(lambda: counted("GET", 499) == before + 1)
+    wait_until(lambda: counted("GET", "/never", 499) == before + 1)
 
 
 def test_what_the_protocol_refuses_is_counted(server: Server) -> None:
-    before = counted("other", 431)
+    before = counted("other", "unmatched", 431)
     assert say(server, b"GET / HTTP/1.1\r\nx: " + b"y" * 70_000).statuses == [431]
-    assert counted("other", 431) == before + 1
+    assert counted("other", "unmatched", 431) == before + 1
 
 
 def test_a_foreign_page_is_refused_before_any_route(server: Server) -> None:

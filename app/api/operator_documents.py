@@ -1,0 +1,205 @@
+"""Queues, schedules, targets and whatever else operators look at: the shapes of answers."""
+
+from datetime import date
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Raw
+
+from app.api.job_documents import OBJECT, Count, JobId, Moment, verbatim
+from app.dialects import Dialect
+from app.jobs.queue_settings import QueueSettings
+from app.jobs.submission import Name
+from app.targets.config import Origin, Slots, Tags, TargetUrl, WakeAction
+
+Number = Annotated[float, Meta(ge=0)]
+
+
+class Alive(msgspec.Struct):
+    status: str
+
+
+class Ready(msgspec.Struct):
+    status: str
+    revision: str
+
+
+class Version(msgspec.Struct):
+    name: str
+    version: str
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    queued: Count
+    loading: Count
+    working: Count
+    done: Count
+    failed: Count
+    cancelled: Count
+    expired: Count
+    skipped: Count
+    stale: Count
+    dismissed: Count
+
+
+class Held(msgspec.Struct, kw_only=True):
+    """Queued jobs that could not, by what holds them back."""
+
+    scheduled: Count
+    key_busy: Count
+    waiting_for: Count
+
+
+class Ages(msgspec.Struct, kw_only=True):
+    oldest_queued_seconds: Number | None
+    oldest_running_seconds: Number | None
+
+
+class Rates(msgspec.Struct, kw_only=True):
+    """Over the last minute."""
+
+    enqueued_per_second: Number
+    done_per_second: Number
+    failed_per_second: Number
+
+
+class Queue(QueueSettings, frozen=True, kw_only=True, omit_defaults=False, forbid_unknown_fields=False):
+    name: Name
+    paused: bool
+    paused_at: Moment | None
+    counts: Counts
+    ready: Annotated[Count, Meta(description="Queued jobs that could be claimed now.")]
+    held: Held
+    gated_by: Literal["paused", "max_running", "rate", "key"] | None
+    ages: Ages
+    rates: Rates
+    created_at: Moment
+    updated_at: Moment
+
+
+class Queues(msgspec.Struct):
+    queues: list[Queue]
+
+
+class KeyHolder(msgspec.Struct, kw_only=True):
+    job_id: JobId
+    worker: str | None
+    started_at: Moment | None
+    lease_expires_at: Moment | None
+    attempt: Count
+    heartbeat_at: Moment | None
+
+
+class KeyWaiter(msgspec.Struct, kw_only=True):
+    job_id: JobId
+    created_at: Moment
+    reason: str | None
+
+
+class Key(msgspec.Struct, kw_only=True):
+    key: str
+    active: list[KeyHolder]
+    queued: list[KeyWaiter]
+    stale_takeovers: Annotated[Count, Meta(description="Jobs of this key that are stale now.")]
+
+
+class Worker(msgspec.Struct, kw_only=True):
+    name: str
+    queues: list[str]
+    kinds: list[str]
+    concurrency: Count
+    version: str | None
+    started_at: Moment
+    last_seen_at: Moment
+    running: Count
+    alive: bool
+
+
+class Workers(msgspec.Struct):
+    workers: list[Worker]
+
+
+BulkAction = Literal["cancel", "retry", "dismiss", "delete"]
+
+
+class BulkCount(msgspec.Struct, kw_only=True):
+    action: BulkAction
+    dry_run: bool
+    matched: Count
+
+
+class BulkOperation(msgspec.Struct, kw_only=True):
+    operation_id: JobId
+    action: BulkAction
+    # The JobFilter that was sent, without what is empty.
+    filter: dict[str, Any]
+    state: Literal["running", "done", "stopped"]
+    matched: Annotated[Count | None, Meta(description="When it began; counted up to a million.")]
+    visited: Count
+    moved: Annotated[Count, Meta(description="Jobs that changed, with those that went along (children).")]
+    created_at: Moment
+    updated_at: Moment
+    completed_at: Moment | None
+
+
+class BulkOperations(msgspec.Struct):
+    operations: list[BulkOperation]
+
+
+class Schedule(msgspec.Struct, kw_only=True):
+    name: Name
+    cron: str
+    timezone: str
+    job: Annotated[Raw, verbatim(OBJECT)]
+    next_at: Moment
+    last_at: Moment | None
+    last_job_id: JobId | None
+    last_outcome: Annotated[
+        str | None, Meta(description="accepted, coalesced, replaced, or an error's code.")
+    ]
+    last_error: str | None
+    created_at: Moment
+    updated_at: Moment
+
+
+class Schedules(msgspec.Struct):
+    schedules: list[Schedule]
+
+
+class Target(msgspec.Struct, kw_only=True):
+    name: str
+    url: TargetUrl
+    dialect: Dialect
+    slots: Slots
+    tags: Tags
+    wake: WakeAction | None
+    has_token: bool
+    origin: Origin
+    state: Literal["unknown", "awake", "asleep"]
+    breaker: Literal["closed", "open"]
+    models: list[str]
+    resident: list[str]
+    version: str | None
+    warning: str | None
+    answered_at: Moment | None
+    asleep_since: Moment | None
+
+
+class Targets(msgspec.Struct):
+    targets: list[Target]
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    caller: str
+    model: str
+    day: date
+    jobs: Count
+    prompt_tokens: Count
+    completion_tokens: Count
+    load_seconds: Number
+    prefill_seconds: Number
+    decode_seconds: Number
+
+
+class UsageSums(msgspec.Struct):
+    usage: list[Usage]
