@@ -16,7 +16,7 @@ from app.jobs import verbatim
 from app.jobs.submission import explain, invalid, is_name
 from app.store.usage import sums
 from app.targets.config import ECHO_NAME, TargetFields, problem_with
-from app.targets.registry import ECHO_INVENTORY
+from app.targets.inventory import ECHO_INVENTORY
 from app.targets.target import Target
 
 router = direct_router("operators")
