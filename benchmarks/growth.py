@@ -71,8 +71,8 @@ class Side:
         began = time.perf_counter()
         claimed = await self.claims.claim("default", ["noop"], [Seat("bench", BATCH, 60)])
         took = time.perf_counter() - began
-        assert len(claimed) == BATCH
-        done = [Settlement(job.id, job.lease_token, Verb.COMPLETE, result="null") for job in claimed]
+        assert len(claimed.answers) == BATCH
+        done = [Settlement(job.id, job.lease_token, Verb.COMPLETE, result="null") for job in claimed.answers]
         await settle(self.database, done)
         return took
 

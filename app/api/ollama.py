@@ -16,8 +16,14 @@ from app.dialects import Frame, GarbledAnswer, parse_frame
 from app.errors import ForemanError
 from app.loops.off_loop import off_loop
 from app.outbound import OutboundError
-from app.targets.inventory import OLLAMA_VERSION, Inventory, merged_running, merged_tags, shown
-from app.targets.registry import ECHO_INVENTORY
+from app.targets.inventory import (
+    ECHO_INVENTORY,
+    OLLAMA_VERSION,
+    Inventory,
+    merged_running,
+    merged_tags,
+    shown,
+)
 
 routes = Routes("ollama", OLLAMA_ERRORS)
 NDJSON = "application/x-ndjson"

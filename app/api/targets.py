@@ -18,7 +18,7 @@ from app.jobs.submission import invalid, is_name
 from app.jobs.verbatim import members
 from app.store.usage import sums
 from app.targets.config import ECHO_NAME, TargetFields, problem_with
-from app.targets.registry import ECHO_INVENTORY
+from app.targets.inventory import ECHO_INVENTORY
 from app.targets.target import Target
 
 routes = Routes("operators")

@@ -8,6 +8,7 @@ from typing import Any
 
 from app.dialects import Dialect, Frame, GarbledAnswer, find_model, model_key
 from app.dialects.shapes import as_dict, as_list, as_text
+from app.targets.config import ECHO_NAME
 
 # What is said to clients that ask, when no target is an Ollama: the version whose wire is spoken here.
 OLLAMA_VERSION = "0.33.0"
@@ -180,3 +181,23 @@ def _timestamp(moment: Any) -> int:
 
 def _frames(value: Any) -> list[Frame]:
     return [each for each in as_list(value) if isinstance(each, dict)]
+
+
+ECHO_INVENTORY = Inventory(
+    "ollama",
+    [
+        {
+            "name": ECHO_NAME,
+            "model": ECHO_NAME,
+            "modified_at": "1970-01-01T00:00:00Z",
+            "size": 0,
+            "digest": "",
+            "details": _NO_DETAILS
+            | {
+                "format": "builtin",
+                "family": "echo (built into Foreman: says the last message back)",
+                "parameter_size": "0",
+            },
+        }
+    ],
+)

@@ -6,64 +6,33 @@ target is asleep still knows what the target has.
 
 import asyncio
 import contextlib
-import math
-import re
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 import orjson
 import structlog
 
-from app.dialects import Frame, GarbledAnswer, parse_frame
 from app.jobs.lanes import parse_llm_lane
 from app.loops.coalesced import Coalesced
 from app.loops.loop import Loop
-from app.outbound import ANY_ADDRESS, GuardedClient, OutboundError
+from app.outbound import ANY_ADDRESS, GuardedClient
 from app.secretbox import SecretBox, SecretBoxError
 from app.store import targets as store
 from app.store.changes import Changes
 from app.store.database import Database
-from app.targets.config import ECHO_NAME, TargetConfig, TargetFields, same_server
-from app.targets.inventory import Inventory, ollama_inventory, openai_inventory
-from app.targets.target import Target
-from app.targets.wake import WakeError, wake
-from app.telemetry import TARGET_AWAKE
+from app.targets.config import TargetConfig, TargetFields, same_server
+from app.targets.inventory import Inventory
+from app.targets.prober import Prober
+from app.targets.target import Serving, Target
 
 log = structlog.get_logger()
 
-PROBE_SECONDS = 5.0
-# Asleep, it is asked often: the moment it answers, its jobs go on.
-ASLEEP_SECONDS = 1.0
 RELOAD_SECONDS = 2.0
-FRESH_SECONDS = 0.1
-CONFIRM_SECONDS = 2.0
 CATCH_UP_SECONDS = 1.0
-FIRST_WAKE_SECONDS = 5.0
-MOST_WAKE_SECONDS = 300.0
-MAX_INVENTORY_BYTES = 8 * 1024 * 1024
 
 OnReady = Callable[[Changes[None]], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """Who can serve a model: those that answered and have it, and those that might once they answer."""
-
-    ready: list[Target]
-    asleep: list[Target]
-    # Not asked yet: this process has just started.
-    unasked: bool
-    # A pinned target that does not exist.
-    no_such_target: bool = False
-
-    @property
-    def is_unknown(self) -> bool:
-        return not self.ready and not self.asleep and not self.unasked
 
 
 class Registry:
@@ -88,9 +57,8 @@ class Registry:
             ANY_ADDRESS, max_connections=sys.maxsize, connect_seconds=5.0, idle_seconds=20.0
         )
         self._targets: dict[str, Target] = {}
-        self._probers: dict[str, _Prober] = {}
+        self._probers: dict[str, Prober] = {}
         self._reloader = Loop("targets", self._reload_once, interval=RELOAD_SECONDS)
-        self._loaded = False
         # One at a time: each of them stops and starts probers.
         self.reload = Coalesced(self._take_over)
         self._on_ready: list[OnReady] = []
@@ -207,7 +175,7 @@ class Registry:
         if deleted:
             await self.reload()
             # Those that waited for it are looked at again.
-            await self.unpark()
+            await self._unpark()
         return deleted
 
     async def _reload_once(self) -> float | None:
@@ -233,9 +201,8 @@ class Registry:
                 await prober.stop()
         for name, (config, row) in wanted.items():
             changed |= await self._adopt(name, config, row)
-        self._loaded = True
         if changed:
-            self.changed()
+            self._changed()
 
     async def _adopt(self, name: str, config: TargetConfig, row: store.KnownTarget | None) -> bool:
         target = self._targets.get(name)
@@ -261,7 +228,15 @@ class Registry:
             if target.warning is None or target.awake:
                 target.warning = row.warning
         if name not in self._probers:
-            prober = self._probers[name] = _Prober(self, target)
+            prober = self._probers[name] = Prober(
+                target,
+                self._database,
+                self._guarded,
+                interval=self._inventory_seconds,
+                serving_lane=self.serving_lane,
+                changed=self._changed,
+                unpark=self._unpark,
+            )
             await prober.start()
             return True
         return known != (target.inventory.names if target.inventory else None)
@@ -278,21 +253,7 @@ class Registry:
             return config
         return replace(config, token=token)
 
-    # -- for the probers -----------------------------------------------------------------------------
-
-    @property
-    def database(self) -> Database:
-        return self._database
-
-    @property
-    def guarded(self) -> GuardedClient:
-        return self._guarded
-
-    @property
-    def inventory_seconds(self) -> float:
-        return self._inventory_seconds
-
-    async def unpark(self) -> None:
+    async def _unpark(self) -> None:
         """Let go of what was held back while targets were asleep, and tell where there is work."""
         self._ready(Changes())
         async for changes in store.unpark(self._database):
@@ -302,185 +263,10 @@ class Registry:
         for callback in self._on_ready:
             callback(changes)
 
-    def changed(self) -> None:
+    def _changed(self) -> None:
         for callback in self._on_change:
             callback()
 
 
-def _media_type(header: str | None) -> str:
-    found = re.match(r"[a-z]{1,20}/[a-z0-9.+-]{1,60}(?=\s*(;|$))", (header or "").strip().lower())
-    return found[0] if found else "something untyped"
-
-
 def _aad(name: str) -> str:
     return f"target:{name}"
-
-
-class _Prober(Loop):
-    """Asks one target what it has, every now and then and after each trouble."""
-
-    def __init__(self, registry: Registry, target: Target) -> None:
-        self._registry = registry
-        self._target = target
-        self._asked = 0.0
-        # When the last question that was answered was put.
-        self._began = -math.inf
-        self._asking = asyncio.Lock()
-        self._version: Any = None
-        self._has_news = False
-        super().__init__(f"target-{target.name}", self._probe, interval=registry.inventory_seconds)
-        self._gauge = TARGET_AWAKE.labels(target.name)
-        target.on_trouble = lambda _: self.trouble()
-        target.on_residents = self.wake
-
-    async def stop(self) -> None:
-        self._target.on_trouble = lambda _: None
-        self._target.on_residents = lambda: None
-        await super().stop()
-
-    def trouble(self) -> None:
-        self._registry.changed()
-        self.wake()
-
-    async def ask_again(self) -> None:
-        if time.monotonic() - self._asked > FRESH_SECONDS:
-            await self._ask()
-
-    async def ask_since(self, moment: float) -> None:
-        """Ask unless that was done after this moment."""
-        if self._began <= moment:
-            await self._ask(moment)
-
-    async def _probe(self) -> float | None:
-        await self._ask(self._target.residents_changed_at)
-        if self._target.awake:
-            # A model is gone only a moment after the answer to the call that unloaded it.
-            just_changed = time.monotonic() - self._target.residents_changed_at < CONFIRM_SECONDS
-            return CONFIRM_SECONDS / 4 if just_changed else None
-        await self._try_to_wake()
-        return ASLEEP_SECONDS
-
-    async def _ask(self, since: float = -math.inf) -> None:
-        async with self._asking:
-            if self._began > since and time.monotonic() - self._asked < FRESH_SECONDS / 4:
-                return
-            began = time.monotonic()
-            try:
-                async with asyncio.timeout(PROBE_SECONDS):
-                    inventory = await self._inventory()
-            except TimeoutError:
-                await self._no_answer(f"no answer within {PROBE_SECONDS:g} s")
-            except OutboundError as problem:
-                await self._no_answer(problem.reason)
-            except GarbledAnswer as problem:
-                await self._no_answer(f"it answers, but not as a target does: {problem.kind}")
-            else:
-                await self._answer(inventory, began)
-            finally:
-                self._asked = time.monotonic()
-
-    async def _inventory(self) -> Inventory:
-        if self._target.dialect == "openai":
-            return openai_inventory(await self._get("/v1/models"))
-        if self._version is None or not self._target.awake:
-            self._version = await self._get("/api/version", needed=False)
-        return ollama_inventory(
-            await self._get("/api/tags"), await self._get("/api/ps", needed=False), self._version
-        )
-
-    async def _get(self, path: str, *, needed: bool = True) -> Frame | None:
-        async with self._target.request("GET", path, idle_seconds=PROBE_SECONDS) as answer:
-            body = await answer.read(MAX_INVENTORY_BYTES)
-        if answer.status == 200:
-            try:
-                return parse_frame(body)
-            except GarbledAnswer as problem:
-                # Whatever is listening there: its words are not for our logs.
-                media = _media_type(answer.header("content-type"))
-                size = len(body)
-                raise GarbledAnswer(f"{path} answered {media} of {size} bytes: {problem.kind}") from problem
-        if needed:
-            raise GarbledAnswer(f"{path} answered {answer.status}")
-        return None
-
-    async def _answer(self, inventory: Inventory, began: float) -> None:
-        target = self._target
-        self._began = began
-        was = target.awake
-        known = target.inventory.names if target.inventory else None
-        target.inventory = inventory
-        target.awake = True
-        target.asleep_since = None
-        target.answered_at = datetime.now(UTC)
-        target.warning = None
-        self._gauge.set(1)
-        recorded_at = await store.record_answer(
-            self._registry.database, target.name, inventory.as_json(), forget=target.settle_residents(began)
-        )
-        if recorded_at is not None:
-            # Once more: what another replica had found out before may have come in between.
-            target.inventory, target.recorded_at = inventory, recorded_at
-        if not was or known != inventory.names:
-            if not was:
-                log.info("target.answers", target=target.name, models=len(inventory.names))
-            self._registry.changed()
-            self._has_news = True
-        if self._has_news:
-            # What a database that went away in the middle left undone is done after the next answer.
-            await self._registry.unpark()
-            self._has_news = False
-
-    async def _no_answer(self, problem: str) -> None:
-        target = self._target
-        fell_asleep = target.asleep_since is None
-        target.awake = False
-        target.warning = problem[:500]
-        self._gauge.set(0)
-        if fell_asleep:
-            target.asleep_since = datetime.now(UTC)
-            log.warning("target.asleep", target=target.name, problem=target.warning)
-            self._registry.changed()
-        await store.record_sleep(self._registry.database, target.name, target.warning)
-
-    async def _try_to_wake(self) -> None:
-        action = self._target.config.wake
-        if action is None or not self._is_needed(await store.parked_lanes(self._registry.database)):
-            return
-        number = await store.take_wake(
-            self._registry.database, self._target.name, FIRST_WAKE_SECONDS, MOST_WAKE_SECONDS
-        )
-        if number is None:
-            return
-        try:
-            await wake(action, self._registry.guarded)
-        except WakeError as problem:
-            log.warning("target.wake_failed", target=self._target.name, problem=str(problem), tries=number)
-            self._target.warning = f"wake: {problem}"[:500]
-            await store.record_warning(self._registry.database, self._target.name, self._target.warning)
-        else:
-            log.info("target.wake_sent", target=self._target.name, tries=number)
-
-    def _is_needed(self, lanes: Iterable[str]) -> bool:
-        return any(self._target in self._registry.serving_lane(lane).asleep for lane in lanes)
-
-
-ECHO_INVENTORY = Inventory(
-    "ollama",
-    [
-        {
-            "name": ECHO_NAME,
-            "model": ECHO_NAME,
-            "modified_at": "1970-01-01T00:00:00Z",
-            "size": 0,
-            "digest": "",
-            "details": {
-                "parent_model": "",
-                "format": "builtin",
-                "family": "echo (built into Foreman: says the last message back)",
-                "families": None,
-                "parameter_size": "0",
-                "quantization_level": "",
-            },
-        }
-    ],
-)

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from datetime import datetime
 
 from app.dialects import Dialect, Frame, model_key
@@ -138,3 +139,19 @@ class Target:
 
 def _model_of(affinity: str) -> str:
     return model_key(affinity.split(" ", 1)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """Who can serve a model: those that answered and have it, and those that might once they answer."""
+
+    ready: list[Target]
+    asleep: list[Target]
+    # Not asked yet: this process has just started.
+    unasked: bool
+    # A pinned target that does not exist.
+    no_such_target: bool = False
+
+    @property
+    def is_unknown(self) -> bool:
+        return not self.ready and not self.asleep and not self.unasked

@@ -195,6 +195,7 @@ async def test_the_janitor_removes_what_nothing_refers_to(
     assert await stored_bytes(database, tmp_path) == 600_000
     row = await artifacts.get(database, job_id, "a", TENANT)
     assert row is not None
+    assert row.location is not None
     assert b"".join([piece async for piece in store.read(row.location, 0, 600_000)]) == data
     await database.execute("UPDATE jobs SET state = 'done', completed_at = now(), lease_token = NULL")
     assert (await delete(database, [job_id], TENANT)).answers

@@ -7,6 +7,7 @@ import pytest
 
 from app.config import Settings
 from app.engine.queues import Queues
+from app.engine.submission_checks import SubmissionChecks
 from app.errors import InvalidRequest
 from app.events.hub import Hub
 from app.jobs.ids import new_id
@@ -18,12 +19,16 @@ from app.store.changes import Changes
 from app.store.database import Database
 from app.store.idempotency import Receipt, Submission
 from app.store.queues import configure
+from app.webhooks.outgoing import Outgoing
 
 
 @pytest.fixture
 async def queues(database: Database) -> AsyncIterator[Queues]:
     hub = Hub(database, None, 1.0)
-    yield Queues(database, hub, Settings())
+    outgoing = Outgoing(Settings())
+    client = outgoing.client()
+    yield Queues(database, hub, Settings(), SubmissionChecks(outgoing.policy, client, outgoing.box))
+    await client.aclose()
     await hub.stop()
 
 

@@ -363,4 +363,4 @@ async def test_who_heard_all_of_a_run_is_told_its_result_without_another_look(
     ended = await reader.end()
     assert isinstance(ended, Ended)
     assert ended.job.state == "done"
-    assert orjson.loads(ended.job.result)["message"]["content"] == "all of it"
+    assert orjson.loads(ended.job.result or "")["message"]["content"] == "all of it"

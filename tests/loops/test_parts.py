@@ -36,14 +36,16 @@ def three(said: list[str]) -> list[Noted]:
     return [Noted(name, said) for name in "abc"]
 
 
-async def test_they_stop_in_the_reverse_of_the_order_in_which_they_start(three, said) -> None:
+async def test_they_stop_in_the_reverse_of_the_order_in_which_they_start(
+    three: list[Noted], said: list[str]
+) -> None:
     parts = Parts(three)
     await parts.start()
     await parts.stop()
     assert said == ["start a", "start b", "start c", "stop c", "stop b", "stop a"]
 
 
-async def test_a_start_that_failed_goes_on_where_it_was(three, said) -> None:
+async def test_a_start_that_failed_goes_on_where_it_was(three: list[Noted], said: list[str]) -> None:
     parts = Parts(three)
     three[1].away = True
     for _ in range(2):
@@ -54,7 +56,9 @@ async def test_a_start_that_failed_goes_on_where_it_was(three, said) -> None:
     assert said == ["start a", "start b", "start b", "start b", "start c"]
 
 
-async def test_all_are_stopped_once_also_after_half_a_start_and_with_the_database_away(three, said) -> None:
+async def test_all_are_stopped_once_also_after_half_a_start_and_with_the_database_away(
+    three: list[Noted], said: list[str]
+) -> None:
     parts = Parts(three)
     three[1].away = True
     with pytest.raises(Unavailable):
@@ -73,7 +77,7 @@ async def test_a_bug_in_stopping_is_not_kept_silent() -> None:
         await Parts([Resource(broken)]).stop()
 
 
-async def test_a_resource_is_opened_only_where_there_is_something_to_open(said) -> None:
+async def test_a_resource_is_opened_only_where_there_is_something_to_open(said: list[str]) -> None:
     part = Noted("a", said)
     for resource in (Resource(part.stop, open=part.start), Resource(part.stop)):
         await resource.start()

@@ -16,7 +16,9 @@ from app.outbound import (
     OutboundTimeout,
     OutboundUnreachable,
 )
+from tests.outbound.conftest import MakeClient
 from tests.outbound.receivers import OK, Receiver, Visit, once
+from tests.patience import until
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello"
@@ -120,13 +122,7 @@ async def test_nobody_there_is_unreachable() -> None:
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-async def until(condition, seconds: float = 5) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-async def test_chunks_come_as_they_are_sent(make_client) -> None:
+async def test_chunks_come_as_they_are_sent(make_client: MakeClient) -> None:
     heard = asyncio.Event()
 
     async def script(visit: Visit) -> None:
@@ -149,7 +145,7 @@ async def test_chunks_come_as_they_are_sent(make_client) -> None:
         assert words == [b"one", b"two", b"six"]
 
 
-async def test_a_stream_does_not_pass_the_guard(make_client, connects) -> None:
+async def test_a_stream_does_not_pass_the_guard(make_client: MakeClient, connects: list[object]) -> None:
     async def loopback(host: str) -> list[str]:
         return ["127.0.0.1"]
 
@@ -161,14 +157,14 @@ async def test_a_stream_does_not_pass_the_guard(make_client, connects) -> None:
         assert connects == []
 
 
-async def test_a_target_may_be_anywhere_even_where_no_caller_may_point(make_client) -> None:
+async def test_a_target_may_be_anywhere_even_where_no_caller_may_point(make_client: MakeClient) -> None:
     for address in ("127.0.0.1", "169.254.169.254", "10.0.0.1", "fe80::1%1"):
         assert ANY_ADDRESS.refusal(address) is None
     async with Receiver() as receiver:
         assert await ask(make_client(ANY_ADDRESS), f"http://localhost:{receiver.port}/") == b"ok"
 
 
-async def test_silence_ends_a_stream_before_and_after_its_head(make_client) -> None:
+async def test_silence_ends_a_stream_before_and_after_its_head(make_client: MakeClient) -> None:
     for said in (b"", HEAD, HEAD + b"3\r\none\r\n"):
         async with Receiver(once(said)) as receiver:
             with pytest.raises(OutboundTimeout, match=r"nothing came for 0\.1 s"):
@@ -177,7 +173,7 @@ async def test_silence_ends_a_stream_before_and_after_its_head(make_client) -> N
             await until(lambda: receiver.hang_ups == 1)
 
 
-async def test_a_cancelled_stream_hangs_up_and_gives_its_place_back(make_client) -> None:
+async def test_a_cancelled_stream_hangs_up_and_gives_its_place_back(make_client: MakeClient) -> None:
     async with Receiver(once(HEAD + b"3\r\none\r\n")) as receiver:
         client = make_client(max_connections=1)
         reading = asyncio.create_task(ask(client, receiver.url))
@@ -190,7 +186,7 @@ async def test_a_cancelled_stream_hangs_up_and_gives_its_place_back(make_client)
             assert answer.status == 200
 
 
-async def test_a_stream_keeps_its_place_until_it_is_left(make_client) -> None:
+async def test_a_stream_keeps_its_place_until_it_is_left(make_client: MakeClient) -> None:
     async with Receiver() as receiver:
         client = make_client(max_connections=1)
         async with client.stream("GET", receiver.url, idle_seconds=5):
@@ -200,7 +196,7 @@ async def test_a_stream_keeps_its_place_until_it_is_left(make_client) -> None:
         assert answer.body == b"ok"
 
 
-async def test_a_peer_that_sends_faster_than_it_is_read_has_to_wait(make_client) -> None:
+async def test_a_peer_that_sends_faster_than_it_is_read_has_to_wait(make_client: MakeClient) -> None:
     stands_still = asyncio.Event()
     sent = 0
 
@@ -232,7 +228,7 @@ async def test_a_peer_that_sends_faster_than_it_is_read_has_to_wait(make_client)
         assert size == 268435456
 
 
-async def test_framing_that_never_comes_to_a_body_is_cut_off(make_client) -> None:
+async def test_framing_that_never_comes_to_a_body_is_cut_off(make_client: MakeClient) -> None:
     async def script(visit: Visit) -> None:
         await visit.read_request()
         await visit.send(HEAD + b"1;")
@@ -245,7 +241,7 @@ async def test_framing_that_never_comes_to_a_body_is_cut_off(make_client) -> Non
 
 
 @pytest.mark.parametrize("replayable", [True, False])
-async def test_a_request_is_sent_again_only_if_it_may_be(replayable: bool, make_client) -> None:
+async def test_a_request_is_sent_again_only_if_it_may_be(replayable: bool, make_client: MakeClient) -> None:
     async def script(visit: Visit) -> None:
         await visit.read_request()
         await visit.send(OK)

@@ -18,7 +18,7 @@ from openai.types.chat import (
 )
 from pydantic import BaseModel
 
-from app.targets.registry import FRESH_SECONDS
+from app.targets.prober import FRESH_SECONDS
 from tests.conftest import Server
 from tests.fakes import FakeOllama
 from tests.passthrough.conftest import jobs_of, target_of

@@ -121,7 +121,7 @@ class World:
         claims = Claims(self.database, QueueBook(self.database))
         while not self.over:
             seat = Seat(f"w{number}", self.dice.randrange(1, 6), LEASE_SECONDS)
-            claimed = await claims.claim_whole(self.queue, ["work"], [seat])
+            claimed = (await claims.claim_whole(self.queue, ["work"], [seat])).answers
             for job in claimed:
                 # Whoever is the last to hold too many of a key sees it here.
                 running = await self.database.fetchval(RUNNING_OF_KEY, self.queue, job.concurrency_key)

@@ -55,9 +55,8 @@ async def claim(
     claims: Claims | None = None,
 ) -> list[ClaimedJob]:
     """Claim as a worker does; with marks of its own, unless it is given those of another claim."""
-    return await (claims or Claims(database, QueueBook(database))).claim(
-        queue, lanes, [Seat(worker, limit, lease_seconds)]
-    )
+    seats = [Seat(worker, limit, lease_seconds)]
+    return (await (claims or Claims(database, QueueBook(database))).claim(queue, lanes, seats)).answers
 
 
 async def running(database: Database, **fields: Any) -> tuple[str, str]:

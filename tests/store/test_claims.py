@@ -134,7 +134,7 @@ async def test_several_seats_share_one_claim_in_order(database: Database) -> Non
     claimed = await Claims(database).claim_whole(
         "default", ["noop"], [Seat("w1", 2, 10), Seat("w2", 1, 20), Seat("w3", 2, 30)]
     )
-    assert [(record.worker, record.lease_seconds) for record in claimed] == [
+    assert [(record.worker, record.lease_seconds) for record in claimed.answers] == [
         ("w1", 10),
         ("w1", 10),
         ("w2", 20),
@@ -353,7 +353,7 @@ async def test_a_lease_counts_from_when_the_queues_lock_was_got(database: Databa
     await configure(database, "default", {"max_running": 5})
     await book.refresh()
     async with database.transaction() as other:
-        await lock(other, [lock_number("claim", "default")])
+        await lock(other, {lock_number("claim", "default"): True})
         claiming = asyncio.create_task(claim(database, lease_seconds=2, claims=Claims(database, book)))
         await until_blocked(database)
         # Enqueued while the claim waits: nothing may seem to have happened before that.

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.store import claims
 from app.store.job import ClaimedJob
-from app.store.low_water import HIGHEST, LOWEST, SLACK, THE_BEGINNING, LowWater, RankRange
+from app.store.low_water import HIGHEST, LOWEST, MARK_SECONDS, SLACK, THE_BEGINNING, LowWater, RankRange
 from tests.rows import made_up
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -89,7 +88,7 @@ def test_a_mark_is_trusted_for_a_few_seconds_only(monkeypatch: pytest.MonkeyPatc
     marks = LowWater()
     marks.ranges("q", ["a"])
     marks.learn("q", [claimed(0)])
-    clock += claims.MARK_SECONDS - 0.1
+    clock += MARK_SECONDS - 0.1
     assert RankRange("a", 0, 0, NOON - SLACK) in marks.ranges("q", ["a"])
     clock += 0.2
     assert RankRange("a", 0, 0, THE_BEGINNING) in marks.ranges("q", ["a"])

@@ -33,7 +33,7 @@ async def heard(
 
 
 async def test_a_small_notice_is_one_notice(database: Database, database_url: str) -> None:
-    told = {"work": {("q", "noop")}, "cancels": {"c"}, "room": {"r"}, "settings": {"s"}}
+    told: dict[str, Any] = {"work": {("q", "noop")}, "cancels": {"c"}, "room": {"r"}, "settings": {"s"}}
     rest = {"from": "me", "work": [["q", "noop"]], "cancels": ["c"], "room": ["r"], "settings": ["s"]}
     [notice] = await heard(database, database_url, jobs={"a"}, **told)
     assert notice == {**rest, "jobs": ["a"]}

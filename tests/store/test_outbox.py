@@ -140,7 +140,7 @@ async def test_a_delivery_brings_all_that_its_message_needs(database: Database) 
     assert [each.result for each in contents] == [None, None, None, '{"answer":42}']
     assert contents[0].job_id == job_id
     assert contents[0].webhook_url == URL
-    assert json.loads(contents[0].metadata) == {"k": "v"}
+    assert json.loads(contents[0].metadata or "") == {"k": "v"}
 
 
 async def test_the_attempt_is_that_of_the_event_even_when_the_job_is_further(database: Database) -> None:

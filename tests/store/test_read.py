@@ -84,20 +84,26 @@ async def test_values_travel_as_parameters_only(database: Database, evil: str) -
     assert await listed(database, queue=evil, metadata={evil: evil}) == []
 
 
+async def position(database: Database, job_id: str) -> int | None:
+    job = await get_job(database, job_id, TENANT)
+    assert job is not None
+    return await queue_position(database, job)
+
+
 async def test_the_position_counts_who_goes_first(database: Database) -> None:
     first, second, better, other_lane, _scheduled = [
         await put_one(database, **fields)
         for fields in ({}, {}, {"priority": 1}, {"lane": "b"}, {"delay_seconds": 60})
     ]
-    jobs = [await get_job(database, job_id, TENANT) for job_id in (better, first, second, other_lane)]
-    assert [await queue_position(database, each) for each in jobs] == [1, 2, 3, 1]
+    ids = (better, first, second, other_lane)
+    assert [await position(database, each) for each in ids] == [1, 2, 3, 1]
 
 
 async def test_what_is_not_claimable_has_no_position(database: Database) -> None:
     scheduled = await put_one(database, delay_seconds=60)
     loading, _ = await running(database)
     for job_id in (scheduled, loading):
-        assert await queue_position(database, await get_job(database, job_id, TENANT)) is None
+        assert await position(database, job_id) is None
 
 
 async def test_a_position_far_back_is_counted_to_a_bound_only(database: Database) -> None:
@@ -108,7 +114,7 @@ async def test_a_position_far_back_is_counted_to_a_bound_only(database: Database
         POSITION_LIMIT + 5,
     )
     last = await put_one(database)
-    assert await queue_position(database, await get_job(database, last, TENANT)) == POSITION_LIMIT + 1
+    assert await position(database, last) == POSITION_LIMIT + 1
 
 
 async def test_a_job_has_moved_past_what_was_seen_of_it_or_is_gone(database: Database) -> None:

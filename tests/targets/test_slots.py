@@ -12,6 +12,7 @@ from app.engine.slots import SlotKeeper
 from app.executors.protocol import ClaimedJob, RunContext
 from app.foreman import Foreman
 from app.jobs.outcomes import Outcome
+from app.store.changes import Changes
 from app.store.claims import Claims, Seat
 from app.store.database import Database
 from app.store.heads import heads_of
@@ -60,7 +61,7 @@ async def test_a_stalled_process_keeps_the_slots_that_its_calls_use(database: Da
     await put_one(database, lane="llm|||m")
     assert await take(database, "gpu", "stalled:00000000", total=2, wanted=2, lease_seconds=0.01) == 2
     seats = [Seat("stalled", 1, 3600)]
-    [job] = await Claims(database).claim("default", ["llm|||m"], seats, runs_on="gpu")
+    [job] = (await Claims(database).claim("default", ["llm|||m"], seats, runs_on="gpu")).answers
     # The hold is over as soon as renewing fails.
 
     async def renewing_fails() -> bool:
@@ -150,13 +151,13 @@ async def test_a_dispatcher_gives_back_what_it_claimed_after_its_hold_ran_out(
     for _ in range(2):
         await put_one(database, lane="llm|||m")
 
-    async def slowly(*arguments: Any, **how: Any) -> list[Any]:
+    async def slowly(*arguments: Any, **how: Any) -> Changes[Any]:
         """While the claim was on its way the hold ran out, and another took one of the slots."""
         dispatcher.slots._until.clear()
         await database.execute("UPDATE target_holdings SET expires_at = now() - interval '1 second'")
         assert await take(database, "gpu", "other:00000000", total=2, wanted=1, lease_seconds=3600) == 1
         claimed = await Claims(database).claim(*arguments, **how)
-        assert len(claimed) == 2
+        assert len(claimed.answers) == 2
         return claimed
 
     monkeypatch.setattr(dispatcher._claims, "claim", slowly)
