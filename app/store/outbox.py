@@ -321,7 +321,6 @@ class Delivery(msgspec.Struct, gc=False):
 
 
 _LISTED = columns(Delivery, "d")
-
 OF_JOB = f"""
 SELECT {_LISTED} FROM deliveries d
 WHERE d.job_id = $1 AND d.seq > $3 AND EXISTS (SELECT 1 FROM jobs WHERE id = $1 AND tenant = $2)
