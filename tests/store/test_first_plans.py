@@ -25,7 +25,7 @@ NARROW = re.compile(
 )
 # Those that walk an index of what waits, and nothing else, from its beginning or to their LIMIT.
 WALKS = {
-    "admission.DEPTH",
+    "depth.DEPTH",
     "census.LOOK",
     "heads.HEADS",
     "heads.HEADS_OF",
