@@ -67,12 +67,7 @@ class Foreman:
         listen_url = settings.listen_database_url or settings.database_url
         self.hub = Hub(self.database, listen_url if settings.listen == "on" else None, settings.poll_seconds)
         self.queues = Queues(self.database, self.hub, settings)
-        self.settler = Settler(
-            self.database,
-            self.hub,
-            self.queues.gatekeeper,
-            self.queues.promoter.wake,
-        )
+        self.settler = Settler(self.database, self.hub, self.queues.gatekeeper, self.queues.promoter.wake)
         self.feed = Feed(self.hub.nudge)
         self.scribe = Scribe(self.database, self.hub, self.feed)
         self.intake = self.queues.intake
@@ -119,6 +114,14 @@ class Foreman:
                     version=__version__,
                 )
             )
+        claim_desk = ClaimDesk(
+            self.database,
+            self.hub,
+            self.queues.claims,
+            self.settler,
+            settings.poll_seconds,
+            settings.lease_seconds,
+        )
         self.house = House(
             settings,
             self.database,
@@ -128,14 +131,7 @@ class Foreman:
             self.settler,
             self.scribe,
             Leases(self.database),
-            ClaimDesk(
-                self.database,
-                self.hub,
-                self.queues.claims,
-                self.settler,
-                settings.poll_seconds,
-                settings.lease_seconds,
-            ),
+            claim_desk,
             self.presence,
             newest_revision(),
             Lines(settings.max_streams, settings.keep_alive_seconds),
@@ -164,7 +160,7 @@ class Foreman:
                 self.webhooks,
                 Resource(self.scribe.drain),
                 Resource(self.settler.drain),
-                Resource(self.house.claim_desk.drain),
+                Resource(claim_desk.drain),
                 Resource(self.intake.drain),
             ]
         )
@@ -182,13 +178,7 @@ class Foreman:
                 self.settings.worker_slots,
                 lambda lane: lane == "http",
             ),
-            Pool(
-                "echo",
-                EchoExecutor(),
-                ECHO_SLOTS,
-                lambda lane: self.targets.is_empty and is_llm_lane(lane),
-                live=True,
-            ),
+            Pool("echo", EchoExecutor(), ECHO_SLOTS, self._echo_accepts, live=True),
         ]
         return Worker(
             self.database,
@@ -202,6 +192,9 @@ class Foreman:
             poll_seconds=self.settings.poll_seconds,
             grace_seconds=self.settings.shutdown_grace_seconds,
         )
+
+    def _echo_accepts(self, lane: str) -> bool:
+        return self.targets.is_empty and is_llm_lane(lane)
 
     def _make_dispatcher(self, worker: Worker) -> Dispatcher:
         return Dispatcher(
