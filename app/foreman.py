@@ -114,6 +114,14 @@ class Foreman:
                     version=__version__,
                 )
             )
+        claim_desk = ClaimDesk(
+            self.database,
+            self.hub,
+            self.queues.claims,
+            self.settler,
+            settings.poll_seconds,
+            settings.lease_seconds,
+        )
         self.house = House(
             settings,
             self.database,
@@ -123,14 +131,7 @@ class Foreman:
             self.settler,
             self.scribe,
             Leases(self.database),
-            ClaimDesk(
-                self.database,
-                self.hub,
-                self.queues.claims,
-                self.settler,
-                settings.poll_seconds,
-                settings.lease_seconds,
-            ),
+            claim_desk,
             self.presence,
             newest_revision(),
             Lines(settings.max_streams, settings.keep_alive_seconds),
@@ -158,7 +159,7 @@ class Foreman:
                 self.webhooks,
                 Resource(self.scribe.drain),
                 Resource(self.settler.drain),
-                Resource(self.house.claim_desk.drain),
+                Resource(claim_desk.drain),
                 Resource(self.intake.drain),
             ]
         )
@@ -176,13 +177,7 @@ class Foreman:
                 self.settings.worker_slots,
                 lambda lane: lane == "http",
             ),
-            Pool(
-                "echo",
-                EchoExecutor(),
-                ECHO_SLOTS,
-                lambda lane: self.targets.is_empty and is_llm_lane(lane),
-                live=True,
-            ),
+            Pool("echo", EchoExecutor(), ECHO_SLOTS, self._echo_accepts, live=True),
         ]
         return Worker(
             self.database,
@@ -196,6 +191,9 @@ class Foreman:
             poll_seconds=self.settings.poll_seconds,
             grace_seconds=self.settings.shutdown_grace_seconds,
         )
+
+    def _echo_accepts(self, lane: str) -> bool:
+        return self.targets.is_empty and is_llm_lane(lane)
 
     def _make_dispatcher(self, worker: Worker) -> Dispatcher:
         return Dispatcher(

@@ -39,7 +39,7 @@ def migrate(
     import asyncio
 
     from app.errors import Unavailable
-    from app.server.errors import ServeError
+    from app.server import ServeError
     from app.server.postgres import database
     from app.store.migrate import migrate as run
     from app.store.outage import words_of
@@ -58,7 +58,7 @@ def migrate(
 
 
 def _serve(settings: Settings) -> None:
-    from app.server.errors import ServeError
+    from app.server import ServeError
     from app.server.serve import serve as run
 
     try:

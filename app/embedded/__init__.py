@@ -15,16 +15,7 @@ PostgreSQL refuses to run as root. Started by root it therefore runs in a user n
 another number, so that all files stay root's; where namespaces are forbidden (many containers) it runs as
 `nobody`, who must be able to reach the data folder and the binaries.
 
-In a test suite: one server a session, one database a test, copied from a migrated template in some 45 ms.
-
-    @pytest.fixture(scope="session")
-    def postgres():
-        with TemporaryDirectory() as folder:
-            Path(folder).chmod(0o711)  # pytest's own temporary folders are closed to `nobody`
-            with EmbeddedPostgres(Path(folder, "data"), durable=False) as server:
-                yield server  # CREATE DATABASE template_foreman, migrate server.dsn_for("template_foreman")
-
-    # then for each test: CREATE DATABASE test_1 TEMPLATE template_foreman, use server.dsn_for("test_1")
+tests/conftest.py shows it in a test suite: one server a session, one copied database a test.
 """
 
 from app.embedded.processes import EmbeddedPostgresError

@@ -18,7 +18,7 @@ import structlog
 from app.config import Settings
 from app.embedded import EmbeddedPostgres
 from app.embedded.processes import ends_with_parent
-from app.server.errors import ServeError
+from app.server import ServeError
 from app.server.postgres import PostgresKeeper, restart_seconds
 from app.server.process import serve_here
 from app.telemetry import configure_logging

@@ -8,7 +8,7 @@ import structlog
 
 from app.config import Settings, SettingsError
 from app.embedded import EmbeddedPostgres, EmbeddedPostgresError
-from app.server.errors import ServeError
+from app.server import ServeError
 from app.store.outage import REMIND_SECONDS, Outage, Trouble, cause_of
 from app.webhooks.outgoing import for_development
 

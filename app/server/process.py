@@ -18,7 +18,7 @@ from app.embedded import EmbeddedPostgres
 from app.errors import Unavailable
 from app.foreman import Foreman
 from app.main import create_app
-from app.server.errors import ServeError
+from app.server import ServeError
 from app.server.postgres import PostgresKeeper
 from app.server.protocol import paced
 from app.store.migrate import migrate

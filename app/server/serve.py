@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterator
 
 from app.config import Settings
-from app.server.errors import ServeError
+from app.server import ServeError
 from app.server.parent import Parent
 from app.server.postgres import database
 from app.server.process import serve_here
