@@ -5,6 +5,7 @@ Pure tables and arithmetic. `ipaddress.is_global` is not used: it calls 64:ff9b:
 global unicast (2000::/3) is refused even if no rule names it.
 """
 
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import NamedTuple
 
@@ -98,6 +99,7 @@ def unmapped(address: Address) -> Address:
     return address
 
 
+@lru_cache(maxsize=2048)  # the same few receivers are called over and over
 def rule_against(address: Address) -> Rule | None:
     """The rule that refuses `address`, or None when it is an ordinary public address."""
     address = unmapped(address)

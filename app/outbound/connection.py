@@ -35,7 +35,6 @@ class Connection(asyncio.Protocol):
     def _begin(self) -> None:
         self.status = 0
         self.headers: list[tuple[str, str]] = []
-        self.was_cut_off = False
         self._is_head = False
         self._has_head = False
         self._length_known = False
@@ -45,7 +44,9 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._wire_bytes = 0
         self._max_wire_bytes: int | None = None
+        self._high_water = HIGH_WATER
         self._is_paused = False
+        self._was_cut_off = False
 
     @property
     def is_reusable(self) -> bool:
@@ -53,6 +54,7 @@ class Connection(asyncio.Protocol):
         return (
             self._keeps_alive
             and not self._body  # left unread
+            and not self._is_paused
             and transport is not None
             and not transport.is_closing()
             and transport.get_write_buffer_size() == 0  # answered before it had read all of the request
@@ -94,14 +96,27 @@ class Connection(asyncio.Protocol):
             await self._more(idle_seconds)
         chunk = bytes(self._body)
         self._body.clear()
+        self._resume()
+        return chunk
+
+    async def rest(self, max_bytes: int, idle_seconds: float | None) -> tuple[bytes, bool]:
+        """The whole of the body, or its first `max_bytes`; then True: no more is waited for."""
+        self._max_wire_bytes = MAX_HEAD_BYTES + WIRE_BYTES_PER_BODY_BYTE * max_bytes
+        self._high_water = max(HIGH_WATER, max_bytes)
+        self._resume()
+        while self._is_answering and len(self._body) <= max_bytes:
+            await self._more(idle_seconds)
+        truncated = self._was_cut_off or len(self._body) > max_bytes
+        if self._failure is not None and not truncated:
+            raise self._failure
+        body = bytes(self._body[:max_bytes])
+        self._body.clear()
+        return body, truncated
+
+    def _resume(self) -> None:
         if self._is_paused and self._transport is not None:
             self._is_paused = False
             self._transport.resume_reading()
-        return chunk
-
-    def cut_off_beyond(self, max_body_bytes: int) -> None:
-        """Hang up on an answer that takes far more bytes than a body of that size could need."""
-        self._max_wire_bytes = MAX_HEAD_BYTES + WIRE_BYTES_PER_BODY_BYTE * max_body_bytes
 
     async def _more(self, idle_seconds: float | None) -> None:
         loop = asyncio.get_running_loop()
@@ -212,10 +227,10 @@ class Connection(asyncio.Protocol):
             if self._wire_bytes > MAX_HEAD_BYTES:
                 self._fail(OutboundProtocolError("the answer's headers are too large"))
         elif self._max_wire_bytes is not None and self._wire_bytes > self._max_wire_bytes:
-            self.was_cut_off = True
+            self._was_cut_off = True
             self._end()
             self.abort()
-        elif len(self._body) > HIGH_WATER and not self._is_paused and self._transport is not None:
+        elif len(self._body) > self._high_water and not self._is_paused and self._transport is not None:
             self._is_paused = True
             self._transport.pause_reading()
 

@@ -14,6 +14,7 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 MAX_HEADERS_BYTES = 32 * 1024
 
 _IDEMPOTENT_METHODS = METHODS - {"POST", "PATCH"}
+_DEDUPLICATED_BY = frozenset({"idempotency-key", "webhook-id"})
 _OWN_HEADERS = frozenset(
     {
         "accept-encoding",  # the answer is read raw, so it is asked for uncompressed
@@ -60,16 +61,14 @@ def is_replayable(method: str, headers: Headers) -> bool:
 
     True for idempotent methods, and for requests which carry the id by which their receiver deduplicates.
     """
-    if method in _IDEMPOTENT_METHODS:
-        return True
-    return any(name.lower() in ("idempotency-key", "webhook-id") for name in headers)
+    return method in _IDEMPOTENT_METHODS or not _DEDUPLICATED_BY.isdisjoint(map(str.lower, headers))
 
 
 def request_head(method: str, url: OutboundUrl, headers: Headers, length: int) -> bytes:
     """The request line and headers as bytes. `headers` were checked before."""
     lines = [f"{method} {url.target} HTTP/1.1", f"host: {url.host_header}", "accept-encoding: identity"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
-    if not any(name.lower() == "user-agent" for name in headers):
+    if "user-agent" not in map(str.lower, headers):
         lines.append(f"user-agent: {_USER_AGENT}")
     if length or method in ("POST", "PUT", "PATCH"):
         lines.append(f"content-length: {length}")

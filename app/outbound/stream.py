@@ -1,6 +1,6 @@
 """One call whose answer is read as it comes, or as a whole."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -12,7 +12,7 @@ from app.outbound.response import OutboundResponse, first_value
 from app.outbound.urls import OutboundUrl
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
     """A request ready for the wire. `idle_seconds` is for how long nothing may come; None for any time."""
 
@@ -53,16 +53,8 @@ class OutboundStream:
 
     async def whole(self, max_bytes: int) -> OutboundResponse:
         """The answer with its body, which is cut off at `max_bytes`."""
-        connection = self._connection
-        connection.cut_off_beyond(max_bytes)
-        body = bytearray()
-        while len(body) <= max_bytes:
-            chunk = await connection.next_chunk(self._call.idle_seconds)
-            if chunk is None:
-                break
-            body += chunk
-        truncated = connection.was_cut_off or len(body) > max_bytes
-        return OutboundResponse(self.status, self.headers, bytes(body[:max_bytes]), truncated)
+        body, truncated = await self._connection.rest(max_bytes, self._call.idle_seconds)
+        return OutboundResponse(self.status, self.headers, body, truncated)
 
     async def __aenter__(self) -> "OutboundStream":
         await self._pool.places.acquire()
@@ -85,16 +77,18 @@ class OutboundStream:
         kept = self._pool.take(self._call.url.origin)
         if kept is not None:
             try:
-                return await self._send(kept)
+                await self._send(kept)
+                return kept
             except ConnectionDropped:
                 # The receiver hung up on the idle connection just as it was used: no answer to this call.
                 if not self._call.is_replayable:
                     raise
                 self.was_sent = False
-        return await self._send(await self._dialer.connect(self._call.url))
+        fresh = await self._dialer.connect(self._call.url)
+        await self._send(fresh)
+        return fresh
 
-    async def _send(self, connection: Connection) -> Connection:
+    def _send(self, connection: Connection) -> Coroutine[None, None, None]:
         call = self._call
         self.was_sent = True
-        await connection.send(call.request, is_head=call.is_head, idle_seconds=call.idle_seconds)
-        return connection
+        return connection.send(call.request, is_head=call.is_head, idle_seconds=call.idle_seconds)
