@@ -69,7 +69,7 @@ def test_a_refusal_is_final(foreman: Server, fake: FakeOllama) -> None:
 def test_an_error_before_the_first_word_is_retried_behind_the_callers_back(
     foreman: Server, fake: FakeOllama
 ) -> None:
-    fake.control(faults=[{"kind": "busy", "times": 1}])
+    fake.control(faults=[{"kind": "busy", "path": "/api/chat", "times": 1}])
     with ollama.Client(host=foreman.url) as client:
         frames = list(client.chat("llama3.2", HELLO, stream=True))
     assert "".join(frame.message.content or "" for frame in frames) == SAID
