@@ -55,7 +55,7 @@ def test_a_busy_target_costs_no_attempt(foreman: Server, fake: FakeOllama) -> No
 
 
 def test_a_refusal_is_final(foreman: Server, fake: FakeOllama) -> None:
-    fake.control(faults=[{"kind": "error", "status": 400, "message": "bad option"}])
+    fake.control(faults=[{"kind": "error", "status": 400, "message": "bad option", "path": "/api/chat"}])
     job = job_of(foreman, submit(foreman), 30)
     assert (job["state"], job["attempt"]) == ("failed", 1)
     assert job["error"] == {
