@@ -258,5 +258,5 @@ def test_langchain_invokes_and_streams(fake: FakeOllama) -> None:
         assert "".join(str(part.content) for part in model.stream("hello there")) == "You said: hello there"
     finally:
         # Neither is closed by anything that langchain offers.
-        model._client.close()  # type: ignore[no-untyped-call]
-        asyncio.run(model._async_client.close())  # type: ignore[no-untyped-call]
+        model._client.close()  # type: ignore[no-untyped-call]  # the library says no types
+        asyncio.run(model._async_client.close())  # type: ignore[no-untyped-call]  # the library says no types

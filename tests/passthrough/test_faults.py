@@ -55,7 +55,7 @@ def test_a_busy_target_costs_no_attempt(foreman: Server, fake: FakeOllama) -> No
 
 
 def test_a_refusal_is_final(foreman: Server, fake: FakeOllama) -> None:
-    fake.control(faults=[{"kind": "error", "status": 400, "message": "bad option"}])
+    fake.control(faults=[{"kind": "error", "status": 400, "message": "bad option", "path": "/api/chat"}])
     job = job_of(foreman, submit(foreman), 30)
     assert (job["state"], job["attempt"]) == ("failed", 1)
     assert job["error"] == {
@@ -69,7 +69,7 @@ def test_a_refusal_is_final(foreman: Server, fake: FakeOllama) -> None:
 def test_an_error_before_the_first_word_is_retried_behind_the_callers_back(
     foreman: Server, fake: FakeOllama
 ) -> None:
-    fake.control(faults=[{"kind": "busy", "times": 1}])
+    fake.control(faults=[{"kind": "busy", "path": "/api/chat", "times": 1}])
     with ollama.Client(host=foreman.url) as client:
         frames = list(client.chat("llama3.2", HELLO, stream=True))
     assert "".join(frame.message.content or "" for frame in frames) == SAID

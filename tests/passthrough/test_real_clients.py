@@ -241,8 +241,8 @@ def test_langchain_invokes_streams_and_embeds(foreman: Server) -> None:
         # Neither is closed by anything that langchain offers.
         assert each._client is not None
         assert each._async_client is not None
-        each._client.close()  # type: ignore[no-untyped-call]
-        asyncio.run(each._async_client.close())  # type: ignore[no-untyped-call]
+        each._client.close()  # type: ignore[no-untyped-call]  # the library says no types
+        asyncio.run(each._async_client.close())  # type: ignore[no-untyped-call]  # the library says no types
     assert [job["state"] for job in jobs_of(foreman)] == ["done"] * 3
 
 

@@ -1,6 +1,7 @@
 """Counts, ages, rates; retention; durations."""
 
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import httpx
 from ulid import ULID
@@ -124,6 +125,10 @@ def test_pruning_goes_through_many_batches(call: Caller, queue: str) -> None:
     soon(lambda: call.sql("SELECT count(*) FROM jobs WHERE queue = $1", queue)[0][0] == len(kept), 20)
 
 
+def is_gone(call: Caller, job_id: str) -> bool:
+    return call.http.get(f"/jobs/{job_id}").status_code == 404
+
+
 def test_a_job_with_a_webhook_on_its_way_is_kept(call: Caller, queue: str) -> None:
     call.configure(queue, retention={"done": 0.001})
     job_id = call.submit(queue, state_webhook_url="http://nobody.invalid/hook")
@@ -133,7 +138,7 @@ def test_a_job_with_a_webhook_on_its_way_is_kept(call: Caller, queue: str) -> No
     for _ in range(3):
         later = call.submit(queue)
         call.complete(call.claim(queue)[0])
-        soon(lambda: call.http.get(f"/jobs/{later}").status_code == 404)  # noqa: B023
+        soon(partial(is_gone, call, later))
         assert call.state(job_id) == "done"
 
 

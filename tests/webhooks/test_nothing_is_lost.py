@@ -74,6 +74,9 @@ class Callers(threading.Thread):
             }
             self.job_ids.append(wait_until(partial(self._submit, body, f"job-{number}"), 60))
 
+    def have_submitted(self, count: int) -> bool:
+        return len(self.job_ids) >= count
+
     def _submit(self, body: dict[str, object], key: str) -> str:
         """The job's id, or none as long as nobody takes it."""
         try:
@@ -140,7 +143,7 @@ def test_every_event_arrives_in_order_and_signed_whatever_is_killed(
     try:
         # Spread over the submitting, each in the middle of it.
         for killing in range(1, 2 * ROUNDS + 1):
-            wait_until(lambda: len(callers.job_ids) >= killing * JOBS // (2 * ROUNDS + 1), 60)  # noqa: B023
+            wait_until(partial(callers.have_submitted, killing * JOBS // (2 * ROUNDS + 1)), 60)
             victim = server if killing % 2 else receiver
             victim.kill()
             victim.start()
