@@ -9,14 +9,17 @@ from app.api import surfaces
 from app.api.direct import direct_router, json_response, read_body
 from app.api.house import House, house_of
 from app.api.passthrough import answer
-from app.dialects import Frame, GarbledAnswer, parse_frame
+from app.dialects import DIALECTS, Frame, GarbledAnswer, parse_frame
 from app.errors import ForemanError
 from app.loops.off_loop import off_loop
 from app.outbound import OutboundError
-from app.targets.inventory import OLLAMA_VERSION, Inventory, merged_running, merged_tags, shown
+from app.targets.inventory import Inventory, merged_models, merged_running, model_entry
 from app.targets.registry import ECHO_INVENTORY
 
-router = direct_router("ollama")
+DIALECT = DIALECTS["ollama"]
+router = direct_router(DIALECT.name)
+# What is said to clients that ask, when no target is an Ollama: the version whose wire is spoken here.
+OLLAMA_VERSION = "0.33.0"
 MAX_SHOWN_BYTES = 8 * 1024 * 1024
 SHOW_SECONDS = 10.0
 
@@ -28,22 +31,22 @@ def inventories(house: House) -> list[Inventory]:
 
 @router.post("/api/chat", **describe.CHAT)
 async def chat(request: Request) -> Response:
-    return await answer(request, "chat", "ollama")
+    return await answer(request, "chat", DIALECT)
 
 
 @router.post("/api/generate", **describe.GENERATE)
 async def generate(request: Request) -> Response:
-    return await answer(request, "generate", "ollama")
+    return await answer(request, "generate", DIALECT)
 
 
 @router.post("/api/embed", **describe.EMBED)
 async def embed(request: Request) -> Response:
-    return await answer(request, "embed", "ollama")
+    return await answer(request, "embed", DIALECT)
 
 
 @router.post("/api/embeddings", **describe.EMBEDDINGS)
 async def embeddings(request: Request) -> Response:
-    return await answer(request, "embed", "ollama")
+    return await answer(request, "embed", DIALECT)
 
 
 @router.head("/", include_in_schema=False)
@@ -64,14 +67,14 @@ async def version(request: Request) -> Response:
 @router.head("/api/tags", include_in_schema=False)
 @router.get("/api/tags", **describe.TAGS)
 async def tags(request: Request) -> Response:
-    return json_response(msgspec.json.encode(merged_tags(inventories(house_of(request)))))
+    return json_response(msgspec.json.encode(merged_models(inventories(house_of(request)), DIALECT)))
 
 
 @router.get("/api/ps", **describe.PS)
 async def running(request: Request) -> Response:
     house = house_of(request)
     await house.targets.catch_up()
-    return json_response(msgspec.json.encode(merged_running(inventories(house))))
+    return json_response(msgspec.json.encode({"models": merged_running(inventories(house))}))
 
 
 class ShowRequest(msgspec.Struct):
@@ -89,15 +92,15 @@ async def show(request: Request) -> Response:
         body = await read_body(request)
         asked = await off_loop(len(body), _decode_show, body)
     except ForemanError as problem:
-        return surfaces.refusal("ollama", problem)
+        return surfaces.refusal(DIALECT, problem)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
-        return surfaces.error_response("ollama", 400, f"invalid request: {problem}")
+        return surfaces.error_response(DIALECT, 400, f"invalid request: {problem}")
     model = asked.model or asked.name
     if not model:
-        return surfaces.error_response("ollama", 400, "model is required")
-    found = await _ask_target(house, model, body) or shown(inventories(house), model)
+        return surfaces.error_response(DIALECT, 400, "model is required")
+    found = await _ask_target(house, model, body) or _known(house, model)
     if found is None:
-        return surfaces.unknown_model("ollama", model)
+        return surfaces.unknown_model(DIALECT, model)
     return json_response(msgspec.json.encode(found))
 
 
@@ -105,7 +108,7 @@ async def _ask_target(house: House, model: str, body: bytes) -> Frame | None:
     """From the target itself; when it is asleep, what it last said."""
     serving = await house.targets.serving_surely(model)
     for target in serving.ready:
-        if target.dialect != "ollama":
+        if target.dialect is not DIALECT:
             continue
         try:
             async with target.request("POST", "/api/show", body, SHOW_SECONDS) as shown_by_target:
@@ -118,8 +121,24 @@ async def _ask_target(house: House, model: str, body: bytes) -> Frame | None:
     return next((t.shown[model] for t in house.targets.targets if model in t.shown), None)
 
 
+def _known(house: House, model: str) -> Frame | None:
+    """As far as the inventory alone can tell."""
+    entry = model_entry(inventories(house), model, DIALECT)
+    if entry is None:
+        return None
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "details": entry["details"],
+        "model_info": {},
+        "capabilities": ["completion"],
+        "modified_at": entry["modified_at"],
+    }
+
+
 @router.api_route(
     "/api/{rest:path}", methods=["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"], include_in_schema=False
 )
 async def nothing(request: Request) -> Response:
-    return surfaces.error_response("ollama", 404, f"{request.url.path} is not offered here")
+    return surfaces.error_response(DIALECT, 404, f"{request.url.path} is not offered here")

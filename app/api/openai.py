@@ -10,38 +10,40 @@ from app.api.direct import direct_router, json_response
 from app.api.house import house_of
 from app.api.ollama import inventories
 from app.api.passthrough import answer
-from app.targets.inventory import merged_openai, openai_model
+from app.dialects import DIALECTS
+from app.targets.inventory import merged_models, model_entry
 
-router = direct_router("openai")
+DIALECT = DIALECTS["openai"]
+router = direct_router(DIALECT.name)
 
 
 @router.post("/v1/chat/completions", **describe.CHAT_COMPLETIONS)
 async def chat_completions(request: Request) -> Response:
-    return await answer(request, "chat", "openai")
+    return await answer(request, "chat", DIALECT)
 
 
 @router.post("/v1/completions", **describe.COMPLETIONS)
 async def completions(request: Request) -> Response:
-    return await answer(request, "generate", "openai")
+    return await answer(request, "generate", DIALECT)
 
 
 @router.post("/v1/embeddings", **describe.OPENAI_EMBEDDINGS)
 async def embeddings(request: Request) -> Response:
-    return await answer(request, "embed", "openai")
+    return await answer(request, "embed", DIALECT)
 
 
 @router.get("/v1/models", **describe.MODELS)
 async def models(request: Request) -> Response:
-    return json_response(msgspec.json.encode(merged_openai(inventories(house_of(request)))))
+    return json_response(msgspec.json.encode(merged_models(inventories(house_of(request)), DIALECT)))
 
 
 @router.get("/v1/models/{model:path}", **describe.MODEL)
 async def model(request: Request) -> Response:
     name = request.path_params["model"]
-    found = openai_model(inventories(house_of(request)), name)
+    found = model_entry(inventories(house_of(request)), name, DIALECT)
     if found is None:
-        return surfaces.unknown_model("openai", name)
-    return json_response(msgspec.json.encode(found))
+        return surfaces.unknown_model(DIALECT, name)
+    return json_response(msgspec.json.encode({**found, "id": name}))
 
 
 @router.api_route(
@@ -49,5 +51,5 @@ async def model(request: Request) -> Response:
 )
 async def nothing(request: Request) -> Response:
     return surfaces.error_response(
-        "openai", 404, f"{request.method} {request.url.path} is not offered here", code="unknown_url"
+        DIALECT, 404, f"{request.method} {request.url.path} is not offered here", code="unknown_url"
     )

@@ -12,14 +12,13 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
 import asyncpg
 import msgspec
 import orjson
 import structlog
 
-from app.dialects import Frame, GarbledAnswer, parse_frame
+from app.dialects import DIALECTS, Frame, GarbledAnswer, parse_frame
 from app.jobs.lanes import parse_llm_lane
 from app.loops.coalesced import Coalesced
 from app.loops.loop import Loop
@@ -29,7 +28,7 @@ from app.secretbox import SecretBox, SecretBoxError
 from app.store import targets as store
 from app.store.database import Database
 from app.targets.config import ECHO_NAME, TargetConfig, TargetFields, same_server
-from app.targets.inventory import Inventory, ollama_inventory, openai_inventory
+from app.targets.inventory import Inventory
 from app.targets.target import Target
 from app.targets.wake import WakeError, wake
 from app.telemetry import TARGET_AWAKE
@@ -251,7 +250,7 @@ class Registry:
                 target.recorded_at is None or row["answered_at"] > target.recorded_at
             ):
                 target.recorded_at = row["answered_at"]
-                target.inventory = Inventory.from_json(config.dialect, orjson.loads(row["inventory"]))
+                target.inventory = Inventory.from_json(target.dialect, orjson.loads(row["inventory"]))
                 target.answered_at = row["answered_at"]
             target.resident = row["resident"]
             if target.warning is None or target.awake:
@@ -322,7 +321,7 @@ class _Prober:
         # When the last question that was answered was put.
         self._began = -math.inf
         self._asking = asyncio.Lock()
-        self._version: Any = None
+        self._answers: dict[str, Frame | None] = {}
         self._has_news = False
         self._loop = Loop(f"target-{target.name}", self._probe, interval=registry.inventory_seconds)
         self._gauge = TARGET_AWAKE.labels(target.name)
@@ -379,13 +378,12 @@ class _Prober:
                 self._asked = time.monotonic()
 
     async def _inventory(self) -> Inventory:
-        if self._target.dialect == "openai":
-            return openai_inventory(await self._get("/v1/models"))
-        if self._version is None or not self._target.awake:
-            self._version = await self._get("/api/version", needed=False)
-        return ollama_inventory(
-            await self._get("/api/tags"), await self._get("/api/ps", needed=False), self._version
-        )
+        dialect = self._target.dialect
+        for question in dialect.inventory_questions:
+            known = self._answers.get(question.path) if self._target.awake else None
+            if known is None or not question.lasting:
+                self._answers[question.path] = await self._get(question.path, needed=question.needed)
+        return Inventory.told(dialect, self._answers)
 
     async def _get(self, path: str, *, needed: bool = True) -> Frame | None:
         async with self._target.request("GET", path, idle_seconds=PROBE_SECONDS) as answer:
@@ -464,7 +462,7 @@ class _Prober:
 
 
 ECHO_INVENTORY = Inventory(
-    "ollama",
+    DIALECTS["ollama"],
     [
         {
             "name": ECHO_NAME,

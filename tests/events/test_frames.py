@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from app.dialects import fold
+from app.dialects import DIALECTS
 from app.events.frames import Frames
 from app.jobs.ids import new_id
+from tests.dialects.frames import fold
 
 CALL = {"function": {"name": "weather", "arguments": {"city": "Bern"}}}
 OLLAMA_RESULT = {
@@ -51,7 +52,7 @@ def whole(frames: list[dict[str, Any]], dialect: Any) -> dict[str, Any]:
 
 def test_thinking_and_tool_calls_are_passed_on_as_they_were_said() -> None:
     job = row()
-    frames = Frames(job, "ollama")
+    frames = Frames(job, DIALECTS["ollama"])
     told = [
         *frames.part({"message": {"role": "assistant", "content": "", "thinking": "hm"}}),
         *frames.part("Hello "),
@@ -67,7 +68,7 @@ def test_thinking_and_tool_calls_are_passed_on_as_they_were_said() -> None:
 
 def test_the_same_for_a_reader_who_speaks_openai() -> None:
     job = row()
-    frames = Frames(job, "openai")
+    frames = Frames(job, DIALECTS["openai"])
     told = [
         *frames.part({"message": {"role": "assistant", "content": "", "thinking": "hm"}}),
         *frames.part("Hello "),
@@ -86,7 +87,7 @@ def test_the_same_for_a_reader_who_speaks_openai() -> None:
 
 def test_an_openai_job_is_told_in_its_own_dialect() -> None:
     job = row(dialect="openai", result=json.dumps(OPENAI_RESULT))
-    frames = Frames(job, "openai")
+    frames = Frames(job, DIALECTS["openai"])
     told = [*frames.part("Hello "), *frames.part("you"), *frames.ended(job)]
     [choice] = whole(told, "openai")["choices"]
     assert choice["message"] == {"role": "assistant", "content": "Hello you"}
@@ -95,7 +96,7 @@ def test_an_openai_job_is_told_in_its_own_dialect() -> None:
 
 def test_an_openai_job_is_told_in_ollamas_frames() -> None:
     job = row(dialect="openai", result=json.dumps(OPENAI_RESULT))
-    frames = Frames(job, "ollama")
+    frames = Frames(job, DIALECTS["ollama"])
     told = [*frames.part("Hello "), *frames.part("you"), *frames.ended(job)]
     answer = whole(told, "ollama")
     assert answer["message"]["content"] == "Hello you"
@@ -107,7 +108,7 @@ def test_an_openai_job_is_told_in_ollamas_frames() -> None:
 @pytest.mark.parametrize("dialect", ["ollama", "openai"])
 def test_what_was_said_besides_text_comes_from_the_result_when_its_rows_are_gone(dialect: Any) -> None:
     job = row()
-    frames = Frames(job, dialect)
+    frames = Frames(job, DIALECTS[dialect])
     told = [*frames.part("Hello you"), *frames.ended(job)]
     answer = whole(told, dialect)
     message = answer["message"] if dialect == "ollama" else answer["choices"][0]["message"]
@@ -134,7 +135,7 @@ def test_every_other_end_is_one_error_frame(
     source: str, dialect: Any, state: str, error: str | None, says: str
 ) -> None:
     job = row(state, error=error, dialect=source, result=None)
-    frames = Frames(job, dialect)
+    frames = Frames(job, DIALECTS[dialect])
     frames.part("Hel")
     [last] = frames.ended(job)
     message = last["error"] if dialect == "ollama" else last["error"]["message"]
@@ -146,7 +147,7 @@ def test_every_other_end_is_one_error_frame(
 @pytest.mark.parametrize("dialect", ["ollama", "openai"])
 def test_a_result_of_any_shape_still_ends_the_stream(result: str | None, source: str, dialect: Any) -> None:
     job = row(result=result, dialect=source)
-    told = Frames(job, dialect).ended(job)
+    told = Frames(job, DIALECTS[dialect]).ended(job)
     last = told[-1]
     if dialect == "ollama":
         assert last.get("done") is True or "error" in last
