@@ -9,9 +9,10 @@ from typing import TypeVar
 
 import msgspec
 
+from app.dialects.protocol import AnyObject
 from app.errors import InvalidRequest
 from app.jobs import verbatim
-from app.jobs.submission import AnyObject, invalid
+from app.jobs.submission import invalid
 
 # From here on the entries are counted before any of them is kept: millions of numbers or empty objects fit
 # into a body, and keeping them would take a hundred times its room.

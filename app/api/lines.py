@@ -59,19 +59,43 @@ def is_stream(scope: Scope) -> None:
 
 
 class Line:
-    """One open answer: `say` what there is, `gone` once the caller has hung up."""
+    """One open answer: `begin` it, `say` what there is; `gone` once the caller has hung up."""
 
     def __init__(self, send: Send, hanging_up: "asyncio.Future[None]") -> None:
         self._send = send
         self._hanging_up = hanging_up
+        self.begun = False
+        self._ended = False
 
     @property
     def gone(self) -> bool:
         return self._hanging_up.done()
 
-    async def say(self, body: bytes) -> None:
+    async def begin(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def say(self, body: bytes, *, last: bool = False) -> None:
         """Waits while the reader is behind."""
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        self._ended = last
+        await self._send({"type": "http.response.body", "body": body, "more_body": not last})
+
+    async def end(self) -> None:
+        if self.begun and not self._ended and not self.gone:
+            await self.say(b"", last=True)
+
+
+@contextlib.asynccontextmanager
+async def answering(receive: Receive, send: Send, on_hang_up: Callable[[], object]) -> AsyncIterator[Line]:
+    """An answer that is still to begin; it is complete when the block is left without an error."""
+    hanging_up = asyncio.ensure_future(_hang_up(receive))
+    hanging_up.add_done_callback(lambda _: on_hang_up())
+    try:
+        line = Line(send, hanging_up)
+        yield line
+        await line.end()
+    finally:
+        hanging_up.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -82,23 +106,10 @@ async def open_line(
     on_hang_up: Callable[[], None],
     headers: Sequence[tuple[bytes, bytes]] = (),
 ) -> AsyncIterator[Line]:
-    """Begin an answer of unknown length; it is complete when the block is left without an error."""
-    hanging_up = asyncio.ensure_future(_hang_up(receive))
-    hanging_up.add_done_callback(lambda _: on_hang_up())
-    try:
-        await send(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": [(b"content-type", media_type.encode()), *HEADERS, *headers],
-            }
-        )
-        line = Line(send, hanging_up)
+    """Begin a stream of unknown length."""
+    async with answering(receive, send, on_hang_up) as line:
+        await line.begin(200, [(b"content-type", media_type.encode()), *HEADERS, *headers])
         yield line
-        if not line.gone:
-            await send({"type": "http.response.body", "body": b""})
-    finally:
-        hanging_up.cancel()
 
 
 async def _hang_up(receive: Receive) -> None:

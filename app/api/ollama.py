@@ -12,21 +12,16 @@ from app.api.inference import OLLAMA_ERRORS, AnyDocument, inference
 from app.api.parameters import Server
 from app.api.passthrough import answer
 from app.api.routes import Content, Reply, Routes, Scope
-from app.dialects import Frame, GarbledAnswer, parse_frame
+from app.dialects import DIALECTS, Frame, GarbledAnswer, parse_frame
 from app.errors import ForemanError
 from app.loops.off_loop import off_loop
 from app.outbound import OutboundError
-from app.targets.inventory import (
-    ECHO_INVENTORY,
-    OLLAMA_VERSION,
-    Inventory,
-    merged_running,
-    merged_tags,
-    shown,
-)
+from app.targets.inventory import ECHO_INVENTORY, Inventory, merged_models, merged_running, model_entry
 
-routes = Routes("ollama", OLLAMA_ERRORS)
-NDJSON = "application/x-ndjson"
+DIALECT = DIALECTS["ollama"]
+routes = Routes(DIALECT.name, OLLAMA_ERRORS)
+# What is said to clients that ask, when no target is an Ollama: the version whose wire is spoken here.
+OLLAMA_VERSION = "0.33.0"
 MAX_SHOWN_BYTES = 8 * 1024 * 1024
 SHOW_SECONDS = 10.0
 
@@ -36,24 +31,24 @@ def inventories(house: House) -> list[Inventory]:
     return [ECHO_INVENTORY] if house.targets.is_empty else house.targets.inventories
 
 
-@routes.post("/api/chat", **inference("Chat, as Ollama does", NDJSON))
+@routes.post("/api/chat", **inference("Chat, as Ollama does", DIALECT.stream_type))
 async def chat(request: Request) -> Response:
-    return await answer(request, "chat", "ollama")
+    return await answer(request, "chat", DIALECT)
 
 
-@routes.post("/api/generate", **inference("Generate, as Ollama does", NDJSON))
+@routes.post("/api/generate", **inference("Generate, as Ollama does", DIALECT.stream_type))
 async def generate(request: Request) -> Response:
-    return await answer(request, "generate", "ollama")
+    return await answer(request, "generate", DIALECT)
 
 
 @routes.post("/api/embed", **inference("Embed, as Ollama does"))
 async def embed(request: Request) -> Response:
-    return await answer(request, "embed", "ollama")
+    return await answer(request, "embed", DIALECT)
 
 
 @routes.post("/api/embeddings", **inference("Embed one prompt, as Ollama used to"))
 async def embeddings(request: Request) -> Response:
-    return await answer(request, "embed", "ollama")
+    return await answer(request, "embed", DIALECT)
 
 
 @routes.get(
@@ -92,7 +87,7 @@ async def version(server: Server) -> AnyDocument:
     responses={200: Reply("The models, as Ollama lists them", AnyDocument)},
 )
 async def tags(server: Server) -> AnyDocument:
-    return merged_tags(inventories(server))
+    return merged_models(inventories(server), DIALECT)
 
 
 @routes.get(
@@ -103,7 +98,7 @@ async def tags(server: Server) -> AnyDocument:
 )
 async def running(server: Server) -> AnyDocument:
     await server.targets.catch_up()
-    return merged_running(inventories(server))
+    return {"models": merged_running(inventories(server))}
 
 
 class ShowRequest(msgspec.Struct):
@@ -128,21 +123,21 @@ async def show(request: Request, server: Server) -> AnyDocument | Response:
         body = await read_body(request)
         asked = await off_loop(len(body), _decode_show, body)
     except ForemanError as problem:
-        return surfaces.refusal("ollama", problem)
+        return surfaces.refusal(DIALECT, problem)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
-        return surfaces.error_response("ollama", 400, f"invalid request: {problem}")
+        return surfaces.error_response(DIALECT, 400, f"invalid request: {problem}")
     model = asked.model or asked.name
     if not model:
-        return surfaces.error_response("ollama", 400, "model is required")
-    found = await _ask_target(server, model, body) or shown(inventories(server), model)
-    return found or surfaces.unknown_model("ollama", model)
+        return surfaces.error_response(DIALECT, 400, "model is required")
+    found = await _ask_target(server, model, body) or _known(server, model)
+    return found or surfaces.unknown_model(DIALECT, model)
 
 
 async def _ask_target(house: House, model: str, body: bytes) -> Frame | None:
     """From the target itself; when it is asleep, what it last said."""
     serving = await house.targets.serving_surely(model)
     for target in serving.ready:
-        if target.dialect != "ollama":
+        if target.dialect is not DIALECT:
             continue
         try:
             async with target.request("POST", "/api/show", body, SHOW_SECONDS) as shown_by_target:
@@ -155,6 +150,22 @@ async def _ask_target(house: House, model: str, body: bytes) -> Frame | None:
     return next((t.shown[model] for t in house.targets.targets if model in t.shown), None)
 
 
+def _known(house: House, model: str) -> Frame | None:
+    """As far as the inventory alone can tell."""
+    entry = model_entry(inventories(house), model, DIALECT)
+    if entry is None:
+        return None
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "details": entry["details"],
+        "model_info": {},
+        "capabilities": ["completion"],
+        "modified_at": entry["modified_at"],
+    }
+
+
 @routes.get(
     "/api/{rest:path}",
     also=("HEAD", "POST", "PUT", "PATCH", "DELETE"),
@@ -165,4 +176,4 @@ async def _ask_target(house: House, model: str, body: bytes) -> Frame | None:
     documented=False,
 )
 async def nothing(request: Request) -> Response:
-    return surfaces.error_response("ollama", 404, f"{request.url.path} is not offered here")
+    return surfaces.error_response(DIALECT, 404, f"{request.url.path} is not offered here")

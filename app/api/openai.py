@@ -12,25 +12,26 @@ from app.api.ollama import inventories
 from app.api.parameters import Server
 from app.api.passthrough import answer
 from app.api.routes import Reply, Routes, Scope
-from app.targets.inventory import merged_openai, openai_model
+from app.dialects import DIALECTS
+from app.targets.inventory import merged_models, model_entry
 
-routes = Routes("openai", OPENAI_ERRORS)
-SSE = "text/event-stream"
+DIALECT = DIALECTS["openai"]
+routes = Routes(DIALECT.name, OPENAI_ERRORS)
 
 
-@routes.post("/v1/chat/completions", **inference("Chat, as OpenAI does", SSE))
+@routes.post("/v1/chat/completions", **inference("Chat, as OpenAI does", DIALECT.stream_type))
 async def chat_completions(request: Request) -> Response:
-    return await answer(request, "chat", "openai")
+    return await answer(request, "chat", DIALECT)
 
 
-@routes.post("/v1/completions", **inference("Complete, as OpenAI does", SSE))
+@routes.post("/v1/completions", **inference("Complete, as OpenAI does", DIALECT.stream_type))
 async def completions(request: Request) -> Response:
-    return await answer(request, "generate", "openai")
+    return await answer(request, "generate", DIALECT)
 
 
 @routes.post("/v1/embeddings", **inference("Embed, as OpenAI does"))
 async def embeddings(request: Request) -> Response:
-    return await answer(request, "embed", "openai")
+    return await answer(request, "embed", DIALECT)
 
 
 @routes.get(
@@ -40,7 +41,7 @@ async def embeddings(request: Request) -> Response:
     responses={200: Reply("The models, as OpenAI lists them", AnyDocument)},
 )
 async def models(server: Server) -> AnyDocument:
-    return merged_openai(inventories(server))
+    return merged_models(inventories(server), DIALECT)
 
 
 @routes.get(
@@ -51,7 +52,8 @@ async def models(server: Server) -> AnyDocument:
     errors=(404,),
 )
 async def model(server: Server, model: Annotated[str, Path()]) -> AnyDocument | Response:
-    return openai_model(inventories(server), model) or surfaces.unknown_model("openai", model)
+    found = model_entry(inventories(server), model, DIALECT)
+    return surfaces.unknown_model(DIALECT, model) if found is None else {**found, "id": model}
 
 
 @routes.get(
@@ -65,5 +67,5 @@ async def model(server: Server, model: Annotated[str, Path()]) -> AnyDocument | 
 )
 async def nothing(request: Request) -> Response:
     return surfaces.error_response(
-        "openai", 404, f"{request.method} {request.url.path} is not offered here", code="unknown_url"
+        DIALECT, 404, f"{request.method} {request.url.path} is not offered here", code="unknown_url"
     )

@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from app.api.job_documents import OBJECT, Count, JobId, Moment, verbatim
-from app.dialects import Dialect
+from app.dialects import DialectName
 from app.jobs.queue_settings import QueueSettings
 from app.jobs.submission import Name
 from app.targets.config import Origin, Slots, Tags, TargetUrl, WakeAction
@@ -169,7 +169,7 @@ class Schedules(msgspec.Struct):
 class Target(msgspec.Struct, kw_only=True):
     name: str
     url: TargetUrl
-    dialect: Dialect
+    dialect: DialectName
     slots: Slots
     tags: Tags
     wake: WakeAction | None

@@ -15,17 +15,18 @@ from app.api.events import EVENT_STREAM, check_query, wants_stream
 from app.api.house import House, house_of, tenant_of
 from app.api.jobs import job_id_of
 from app.api.lines import Line, is_stream, open_line
+from app.dialects import DEFAULT_DIALECT, DIALECTS, Dialect
+from app.dialects.framing import NDJSON
 from app.errors import ForemanError, NotFound, Unavailable
 from app.events.follow import Ended, Ending, Follower, Output, Quiet, Restarted
 from app.events.frames import GONE, RESTARTED, Frames
-from app.events.sse import COMMENT, DONE, frame
+from app.events.sse import COMMENT, frame
 from app.jobs.submission import invalid
 from app.store.job import Job
 from app.store.read import get_job
 
 router = direct_router("events")
 
-NDJSON = "application/x-ndjson"
 _ID = re.compile(r"([0-9]{1,9})\.([0-9]{1,12})\Z")
 
 
@@ -33,9 +34,9 @@ _ID = re.compile(r"([0-9]{1,9})\.([0-9]{1,12})\Z")
 async def stream(request: Request) -> ASGIApp:
     house = house_of(request)
     check_query(request, frozenset({"dialect"}))
-    dialect = request.query_params.get("dialect", "ollama")
-    if dialect not in {"ollama", "openai"}:
-        raise invalid("dialect", "must be ollama or openai")
+    dialect = DIALECTS.get(request.query_params.get("dialect", DEFAULT_DIALECT.name))
+    if dialect is None:
+        raise invalid("dialect", f"must be {' or '.join(DIALECTS)}")
     tenant = tenant_of(request)
     job = await get_job(house.database, job_id_of(request), tenant)
     if job is None:
@@ -46,9 +47,8 @@ async def stream(request: Request) -> ASGIApp:
     resumed = request.headers.get("last-event-id")
     if resumed is not None:
         await follower.resume(*_place(resumed))
-    if dialect == "openai":
-        return TokenStream(house, job.id, follower, OpenAIVoice(job))
-    return TokenStream(house, job.id, follower, OllamaVoice(job, sse=wants_stream(request)))
+    tokens = TokenFrames(job, dialect, sse=wants_stream(request))
+    return TokenStream(house, job.id, follower, tokens)
 
 
 def _place(given: str) -> tuple[int, int]:
@@ -58,12 +58,13 @@ def _place(given: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-class Voice:
-    """How one reader is spoken to: frames, their ids where the framing has them, and the silence between."""
+class TokenFrames:
+    """What one reader gets: frames, their ids where the framing has them, and the silence between."""
 
-    def __init__(self, frames: Frames, *, sse: bool) -> None:
-        self.frames = frames
-        self.sse = sse
+    def __init__(self, job: Job, dialect: Dialect, *, sse: bool) -> None:
+        self._dialect = dialect
+        self.frames = Frames(job, dialect)
+        self.sse = sse or dialect.sse
         self.id: str | None = None
 
     def at(self, run: int, position: int) -> None:
@@ -79,36 +80,24 @@ class Voice:
         return COMMENT if self.sse else self.render([self.frames.silence()])
 
     def ended(self, job: Ending) -> bytes:
-        return self.render(self.frames.ended(job))
-
-
-class OllamaVoice(Voice):
-    def __init__(self, job: Job, *, sse: bool) -> None:
-        super().__init__(Frames(job, "ollama"), sse=sse)
-
-
-class OpenAIVoice(Voice):
-    def __init__(self, job: Job) -> None:
-        super().__init__(Frames(job, "openai"), sse=True)
-
-    def ended(self, job: Ending) -> bytes:
         frames = self.frames.ended(job)
         # An error is the end by itself; `[DONE]` behind it would say that all went well.
-        return self.render(frames) + (b"" if any("error" in each for each in frames) else DONE)
+        is_error = any("error" in each for each in frames)
+        return self.render(frames) + (b"" if is_error else self._dialect.end_of_stream)
 
 
 class TokenStream:
     """What the job says, and exactly one frame that tells how it ended."""
 
-    def __init__(self, house: House, job_id: str, follower: Follower, voice: Voice) -> None:
+    def __init__(self, house: House, job_id: str, follower: Follower, tokens: TokenFrames) -> None:
         self._house = house
         self._job_id = job_id
         self._follower = follower
-        self._voice = voice
+        self._tokens = tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_stream(scope)
-        media_type = EVENT_STREAM if self._voice.sse else NDJSON
+        media_type = EVENT_STREAM if self._tokens.sse else NDJSON
         headers = [(b"x-foreman-job-id", self._job_id.encode())]
         with self._house.lines.line("tokens"):
             async with open_line(receive, send, media_type, self._follower.abandon, headers) as line:
@@ -118,20 +107,20 @@ class TokenStream:
                     await line.say(self._error(problem))
 
     async def _relay(self, line: Line) -> None:
-        voice = self._voice
+        tokens = self._tokens
         quiet = self._house.lines.keep_alive_seconds
         async with contextlib.aclosing(self._follower.follow(quiet)) as following:
             async for each in following:
                 match each:
                     case Output(run, position, part):
-                        voice.at(run, position)
-                        said = voice.render(voice.frames.part(part))
+                        tokens.at(run, position)
+                        said = tokens.render(tokens.frames.part(part))
                     case Quiet():
-                        said = voice.silence()
+                        said = tokens.silence()
                     case Restarted():
-                        said = voice.render(voice.frames.error(RESTARTED))
+                        said = tokens.render(tokens.frames.error(RESTARTED))
                     case Ended(job):
-                        said = voice.ended(job)
+                        said = tokens.ended(job)
                 if said:
                     await line.say(said)
                 if line.gone:
@@ -139,4 +128,4 @@ class TokenStream:
 
     def _error(self, problem: ForemanError) -> bytes:
         message = GONE if isinstance(problem, NotFound) else problem.detail
-        return self._voice.render(self._voice.frames.error(message))
+        return self._tokens.render(self._tokens.frames.error(message))

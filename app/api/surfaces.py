@@ -1,35 +1,18 @@
-"""The two synchronous surfaces: how each writes errors, frames and signs of life."""
+"""The synchronous surfaces: Foreman's own errors in the shape that the clients of each one know."""
 
 import math
-from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-from app.dialects import (
-    SSE_DONE,
-    SSE_KEEP_ALIVE,
-    Dialect,
-    Frame,
-    encode_frame,
-    model_not_found,
-    surface_error,
-)
+from app.api.direct import json_response
+from app.dialects import DIALECTS, Dialect
 from app.errors import ForemanError
-
-JOB_ID_HEADER = "x-foreman-job-id"
-_STREAM_TYPES: dict[Dialect, bytes] = {"ollama": b"application/x-ndjson", "openai": b"text/event-stream"}
 
 
 def of_path(path: str) -> Dialect | None:
-    """The surface that a path belongs to; None for Foreman's own."""
-    if path.startswith("/api/"):
-        return "ollama"
-    return "openai" if path.startswith("/v1/") else None
-
-
-def error_body(dialect: Dialect, status: int, message: str, code: str | None = None) -> Frame:
-    return surface_error(dialect, status, message, code)
+    """The dialect of the surface that a path belongs to; None for Foreman's own."""
+    return next((each for each in DIALECTS.values() if path.startswith(each.path_prefix)), None)
 
 
 def error_response(
@@ -40,8 +23,7 @@ def error_response(
     code: str | None = None,
     headers: dict[str, str] | None = None,
 ) -> Response:
-    body = msgspec.json.encode(error_body(dialect, status, message, code))
-    return Response(body, status, headers, media_type="application/json")
+    return json_response(msgspec.json.encode(dialect.error(status, message, code=code)), status, headers)
 
 
 def refusal(dialect: Dialect, error: ForemanError) -> Response:
@@ -56,28 +38,4 @@ def refusal(dialect: Dialect, error: ForemanError) -> Response:
 
 
 def unknown_model(dialect: Dialect, model: str) -> Response:
-    return Response(msgspec.json.encode(model_not_found(dialect, model)), 404, media_type="application/json")
-
-
-def stream_type(dialect: Dialect) -> bytes:
-    return _STREAM_TYPES[dialect]
-
-
-def frames_bytes(dialect: Dialect, frames: list[Frame]) -> bytes:
-    return b"".join([encode_frame(frame, dialect) for frame in frames])
-
-
-def sign_of_life(dialect: Dialect, silence: Frame) -> bytes:
-    return SSE_KEEP_ALIVE if dialect == "openai" else encode_frame(silence, dialect)
-
-
-def end_of_stream(dialect: Dialect) -> bytes:
-    return SSE_DONE if dialect == "openai" else b""
-
-
-def error_frame(dialect: Dialect, status: int, message: str, code: str | None = None) -> bytes:
-    return encode_frame(error_body(dialect, status, message, code), dialect)
-
-
-def json_bytes(document: Any) -> bytes:
-    return msgspec.json.encode(document)
+    return json_response(msgspec.json.encode(dialect.model_not_found(model)), 404)

@@ -1,75 +1,86 @@
-"""Ollama's and OpenAI's ways of saying the same things, and the way from one to the other.
+"""The ways of speaking to models, and the way from one to another.
 
 Pure: no I/O, no clock, no randomness. A job keeps its payload and its output in the dialect it came in;
-translation happens only where a target or a reader speaks the other one.
+translation happens only where a target or a reader speaks another one. Nobody outside asks which dialect
+it has at hand: what differs between them stands behind `Dialect`.
 """
 
-from app.dialects.errors import error_message, model_not_found, ollama_error, openai_error, surface_error
-from app.dialects.fold import IncompleteAnswer, ResponseFolder, fold
-from app.dialects.framing import SSE_DONE, SSE_KEEP_ALIVE, FrameDecoder, encode_frame, parse_frame
+from typing import TYPE_CHECKING, Literal
+
+from app.dialects.framing import FrameDecoder, parse_frame
 from app.dialects.models import canonical_model, find_model, model_key
-from app.dialects.requests import (
+from app.dialects.neutral import Part
+from app.dialects.ollama import Ollama
+from app.dialects.openai import OpenAI
+from app.dialects.protocol import AnswerWriter, Body, Dialect, Question, ReplyForm, Told
+from app.dialects.runner import RUNNER_OPTIONS, RunnerOptions, affinity_key, runner_options
+from app.dialects.shapes import (
+    Frame,
+    GarbledAnswer,
+    Kind,
+    UntranslatableRequest,
     asks_for_usage,
-    asks_to_stream,
-    endpoint,
-    streaming_request,
+    error_message,
+)
+from app.dialects.translate import (
+    CUT_SHORT,
+    IncompleteAnswer,
+    ResponseFolder,
+    ResponseTranslator,
+    response_translator,
     translate_request,
 )
-from app.dialects.runner import (
-    RUNNER_OPTIONS,
-    affinity_key,
-    emptiness,
-    empty_answer,
-    is_legacy_embeddings,
-    load_request,
-    runner_options,
-)
-from app.dialects.shapes import Dialect, Frame, GarbledAnswer, Kind, UntranslatableRequest
-from app.dialects.to_ollama import silence
-from app.dialects.translate import ReplyForm, ResponseTranslator, response_translator, translate_response
-from app.dialects.usage import Usage, UsageMeter, usage_from_ollama, usage_from_openai
+from app.dialects.usage import MAX_SECONDS, MAX_TOKENS, Usage
+
+DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (Ollama(), OpenAI())}
+# What jobs, targets and readers speak who do not say.
+DEFAULT_DIALECT = DIALECTS["ollama"]
+
+if TYPE_CHECKING:
+    DialectName = str
+else:
+    # For schemas, which refuse any other name.
+    DialectName = Literal[tuple(DIALECTS)]
+
+
+def dialect_named(name: str | None) -> Dialect:
+    return DIALECTS.get(name or "", DEFAULT_DIALECT)
+
 
 __all__ = [
+    "CUT_SHORT",
+    "DEFAULT_DIALECT",
+    "DIALECTS",
+    "MAX_SECONDS",
+    "MAX_TOKENS",
     "RUNNER_OPTIONS",
-    "SSE_DONE",
-    "SSE_KEEP_ALIVE",
+    "AnswerWriter",
+    "Body",
     "Dialect",
+    "DialectName",
     "Frame",
     "FrameDecoder",
     "GarbledAnswer",
     "IncompleteAnswer",
     "Kind",
+    "Part",
+    "Question",
     "ReplyForm",
     "ResponseFolder",
     "ResponseTranslator",
+    "RunnerOptions",
+    "Told",
     "UntranslatableRequest",
     "Usage",
-    "UsageMeter",
     "affinity_key",
     "asks_for_usage",
-    "asks_to_stream",
     "canonical_model",
-    "emptiness",
-    "empty_answer",
-    "encode_frame",
-    "endpoint",
+    "dialect_named",
     "error_message",
     "find_model",
-    "fold",
-    "is_legacy_embeddings",
-    "load_request",
     "model_key",
-    "model_not_found",
-    "ollama_error",
-    "openai_error",
     "parse_frame",
     "response_translator",
     "runner_options",
-    "silence",
-    "streaming_request",
-    "surface_error",
     "translate_request",
-    "translate_response",
-    "usage_from_ollama",
-    "usage_from_openai",
 ]

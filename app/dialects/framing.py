@@ -1,4 +1,4 @@
-"""Bytes to frames and back: NDJSON for Ollama, server-sent events for OpenAI.
+"""Bytes to frames and back: lines of JSON, or server-sent events.
 
 Decoders take bytes in whatever pieces the network delivers. What is no frame raises GarbledAnswer with the
 beginning of what was received.
@@ -8,21 +8,23 @@ from typing import Any
 
 import msgspec
 
-from app.dialects.shapes import Dialect, Frame, GarbledAnswer
+from app.dialects.shapes import Frame, GarbledAnswer
 
 # One frame of a stream is small; whole answers (embeddings, images) come outside of streams.
 MAX_LINE_BYTES = 16 * 1024 * 1024
 _SHOWN = 500
 
+NDJSON = "application/x-ndjson"
+EVENT_STREAM = "text/event-stream"
 SSE_DONE = b"data: [DONE]\n\n"
 SSE_KEEP_ALIVE = b": waiting\n\n"
 
 
 class FrameDecoder:
-    """One stream of a target. `done` is set by OpenAI's `[DONE]`."""
+    """One stream of a target. `done` is set by the `[DONE]` of server-sent events."""
 
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
+    def __init__(self, *, sse: bool) -> None:
+        self._sse = sse
         self._rest = b""
         self.done = False
 
@@ -39,7 +41,7 @@ class FrameDecoder:
 
     def _line(self, line: bytes) -> list[Frame]:
         line = line.strip()
-        if self._dialect == "openai":
+        if self._sse:
             # Comments keep the connection alive; `event:`, `id:` and `retry:` say nothing about the answer.
             if line.startswith((b":", b"event:", b"id:", b"retry:")):
                 return []
@@ -60,11 +62,6 @@ def parse_frame(data: bytes) -> Frame:
     if not isinstance(frame, dict):
         raise GarbledAnswer("no JSON object", _shown(data))
     return frame
-
-
-def encode_frame(frame: Frame, dialect: Dialect) -> bytes:
-    body = msgspec.json.encode(frame)
-    return body + b"\n" if dialect == "ollama" else b"data: " + body + b"\n\n"
 
 
 def _shown(data: bytes) -> str:

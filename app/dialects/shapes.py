@@ -1,14 +1,12 @@
-"""The vocabulary of this room: dialects, kinds, frames, and careful looks into JSON that somebody else wrote.
+"""The vocabulary of this room: kinds, frames, and careful looks into JSON that somebody else wrote.
 
-A frame is one JSON object of an answer: a line of Ollama's NDJSON or the data of one of OpenAI's server-sent
-events. A whole answer that was not streamed is a frame as well.
+A frame is one JSON object of an answer: a line of NDJSON or the data of a server-sent event. A whole answer
+that was not streamed is a frame as well.
 """
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Literal
 
-Dialect = Literal["ollama", "openai"]
 Kind = Literal["chat", "generate", "embed"]
 Frame = dict[str, Any]
 
@@ -43,6 +41,10 @@ def as_dict(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def as_frames(value: Any) -> list[Frame]:
+    return [each for each in as_list(value) if isinstance(each, dict)]
+
+
 def as_count(value: Any) -> int:
     """A number of tokens or nanoseconds, no larger than 64 bits hold; anything else counts as none."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
@@ -54,14 +56,32 @@ def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def ollama_time(at: datetime) -> str:
-    """RFC 3339 in UTC with a Z, as Go writes it."""
-    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
 def nanoseconds(seconds: float) -> int:
     return max(0, round(seconds * 1_000_000_000))
 
 
 def seconds(nanos: Any) -> float:
     return as_count(nanos) / 1_000_000_000
+
+
+def asks_for_usage(body: Mapping[str, Any]) -> bool:
+    return as_dict(body.get("stream_options")).get("include_usage") is True
+
+
+def is_legacy_embeddings(body: Mapping[str, Any]) -> bool:
+    """Ollama's `/api/embeddings` takes one `prompt`; `/api/embed`, which replaced it, takes `input`."""
+    return "prompt" in body and "input" not in body
+
+
+def error_message(body: Any) -> str | None:
+    """What went wrong, if this frame or HTTP body is an error in any shape; None if it is none."""
+    if not isinstance(body, dict):
+        return None
+    error = body.get("error")
+    if error:
+        if isinstance(error, str):
+            return error
+        return as_text(as_dict(error).get("message")) or "the target reported an error without a message"
+    if body.get("object") == "error":
+        return as_text(body.get("message")) or "the target reported an error without a message"
+    return None

@@ -1,6 +1,6 @@
-"""One way in for answers: any kind, any pair of dialects, streamed or whole.
+"""From any dialect to any other, requests and answers; within one dialect everything passes as it is.
 
-    translator = response_translator("chat", source="openai", to="ollama", model=…, answer_id=…, started_at=…)
+    translator = response_translator("chat", OPENAI, OLLAMA, model=…, answer_id=…, started_at=…)
     for frame in …: out += translator.feed(frame, at=now)
     out += translator.finish(at=now)
 
@@ -8,49 +8,23 @@ Whatever happens to the source, the frames that come out end with exactly one te
 Clocks and ids are the caller's.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from datetime import datetime
-from typing import Any, Protocol
 
-from app.dialects.embeddings import check_embed_answer, embed_answer_to_ollama, embed_answer_to_openai
-from app.dialects.errors import error_message, surface_error
-from app.dialects.fold import ResponseFolder
-from app.dialects.requests import asks_for_usage
-from app.dialects.runner import is_legacy_embeddings
-from app.dialects.shapes import Dialect, Frame, Kind, as_text, nanoseconds
-from app.dialects.to_ollama import OpenAIToOllama
-from app.dialects.to_openai import CUT_SHORT, OllamaToOpenAI
-from app.dialects.verbatim import Verbatim
+from app.dialects.neutral import Delta, Piece
+from app.dialects.protocol import AnswerWriter, Dialect, ReplyForm
+from app.dialects.shapes import Frame, Kind, error_message, nanoseconds
+
+CUT_SHORT = "the answer was cut short"
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyForm:
-    """How a caller wants its answer. A job's log is best kept with its usage, whatever its caller asked."""
+def translate_request(kind: Kind, body: Frame, source: Dialect, to: Dialect) -> Frame:
+    """The body as the other dialect says it; the very same object where there is nothing to translate.
 
-    include_usage: bool = True
-    encoding_format: str = "float"
-    legacy_embeddings: bool = False
-
-    @classmethod
-    def asked_by(cls, body: Mapping[str, Any]) -> "ReplyForm":
-        """What a request, in the dialect of its caller, says about it."""
-        return cls(
-            include_usage=asks_for_usage(body) or body.get("stream") is not True,
-            encoding_format=as_text(body.get("encoding_format")) or "float",
-            legacy_embeddings=is_legacy_embeddings(body),
-        )
-
-
-class ResponseTranslator(Protocol):
-    """`finished` is set by the terminal frame; then `error` says whether, and how, the answer went wrong."""
-
-    finished: bool
-    error: str | None
-
-    def feed(self, frame: Frame, at: datetime) -> list[Frame]: ...
-
-    def finish(self, at: datetime) -> list[Frame]: ...
+    Raises UntranslatableRequest, with a message for the caller.
+    """
+    return body if source is to else to.write_request(kind, source.read_request(kind, body))
 
 
 def response_translator(
@@ -62,72 +36,147 @@ def response_translator(
     answer_id: str,
     started_at: datetime,
     form: ReplyForm | None = None,
-) -> ResponseTranslator:
-    """`model` is echoed under the name the caller used; without a `form` nothing is withheld."""
+) -> "ResponseTranslator":
+    """Without a `form` nothing is withheld."""
     form = form or ReplyForm()
-    if source == to:
-        return Verbatim(kind, to, include_usage=form.include_usage)
     if kind == "embed":
-        return _EmbedTranslator(to, model, started_at, form)
-    if to == "openai":
-        return OllamaToOpenAI(
-            kind, model=model, answer_id=answer_id, started_at=started_at, include_usage=form.include_usage
-        )
-    return OpenAIToOllama(kind, model=model, started_at=started_at)
+        return _EmbedTranslator(source, to, model, started_at, form)
+    if source is to:
+        return _Verbatim(to, form)
+    writer = to.writer(kind, model, answer_id, started_at, include_usage=form.include_usage)
+    return _Translator(kind, source, to, writer, started_at)
 
 
-def translate_response(
-    kind: Kind,
-    answer: Frame,
-    source: Dialect,
-    to: Dialect,
-    *,
-    model: str,
-    answer_id: str,
-    at: datetime,
-    form: ReplyForm | None = None,
-) -> Frame:
-    """A whole answer, the way its frames would have gone. An error comes out as the error body of `to`."""
-    if source == to:
-        return answer
-    translator = response_translator(
-        kind, source, to, model=model, answer_id=answer_id, started_at=at, form=form
-    )
-    folder = ResponseFolder(kind, to)
-    for frame in (*translator.feed(answer, at), *translator.finish(at)):
-        folder.feed(frame)
-    if folder.error is not None:
-        return surface_error(to, 500, folder.error)
-    return folder.response()
+class ResponseTranslator(ABC):
+    """`finished` is set by the terminal frame; then `error` says whether, and how, the answer went wrong."""
 
-
-class _EmbedTranslator:
-    """Embeddings come in one piece."""
-
-    def __init__(self, to: Dialect, model: str, started_at: datetime, form: ReplyForm) -> None:
+    def __init__(self, source: Dialect, to: Dialect) -> None:
+        self._source = source
         self._to = to
-        self._model = model
-        self._started_at = started_at
-        self._form = form
         self.finished = False
         self.error: str | None = None
 
     def feed(self, frame: Frame, at: datetime) -> list[Frame]:
         if self.finished:
             return []
-        self.finished = True
-        self.error = error_message(frame)
-        if self.error is not None:
-            return [surface_error(self._to, 500, self.error)]
-        check_embed_answer(frame, "ollama" if self._to == "openai" else "openai")
-        if self._to == "openai":
-            return [embed_answer_to_openai(frame, self._model, self._form.encoding_format)]
-        total = nanoseconds((at - self._started_at).total_seconds())
-        return [embed_answer_to_ollama(frame, self._model, total, self._form.legacy_embeddings)]
+        error = error_message(frame)
+        if error is None:
+            return self._translated(frame, at)
+        return self._fail(error, frame if self._source is self._to else None)
 
     def finish(self, at: datetime) -> list[Frame]:
         if self.finished:
             return []
+        frames = self._ending(at)
+        if frames is None:
+            return self._fail(CUT_SHORT)
         self.finished = True
-        self.error = CUT_SHORT
-        return [surface_error(self._to, 500, CUT_SHORT)]
+        return frames
+
+    def _fail(self, message: str, frame: Frame | None = None) -> list[Frame]:
+        self.finished = True
+        self.error = message
+        return [frame or self._to.error(500, message)]
+
+    @abstractmethod
+    def _translated(self, frame: Frame, at: datetime) -> list[Frame]: ...
+
+    def _ending(self, at: datetime) -> list[Frame] | None:
+        """What is left to say when the source has ended; None when it was cut short."""
+        return None
+
+
+class _Translator(ResponseTranslator):
+    """By way of neutral pieces."""
+
+    def __init__(
+        self, kind: Kind, source: Dialect, to: Dialect, writer: AnswerWriter, started_at: datetime
+    ) -> None:
+        super().__init__(source, to)
+        self._reader = source.reader(kind, started_at)
+        self._writer = writer
+
+    def _translated(self, frame: Frame, at: datetime) -> list[Frame]:
+        return self._written(self._reader.feed(frame, at), at)
+
+    def _ending(self, at: datetime) -> list[Frame] | None:
+        return self._written(self._reader.finish(), at) or None
+
+    def _written(self, pieces: Iterable[Piece], at: datetime) -> list[Frame]:
+        frames: list[Frame] = []
+        for piece in pieces:
+            if isinstance(piece, Delta):
+                frames += self._writer.delta(piece, at)
+            else:
+                self.finished = True
+                frames += self._writer.end(piece, at)
+        return frames
+
+
+class _Verbatim(ResponseTranslator):
+    """Passed on as it is, but never without its end."""
+
+    def __init__(self, dialect: Dialect, form: ReplyForm) -> None:
+        super().__init__(dialect, dialect)
+        self._watch = dialect.watch(include_usage=form.include_usage)
+
+    def _translated(self, frame: Frame, at: datetime) -> list[Frame]:
+        frames = self._watch.passes(frame)
+        self.finished = self._watch.ended
+        return frames
+
+    def _ending(self, at: datetime) -> list[Frame] | None:
+        return [] if self._watch.complete else None
+
+
+class _EmbedTranslator(ResponseTranslator):
+    """Embeddings come in one piece."""
+
+    def __init__(
+        self, source: Dialect, to: Dialect, model: str, started_at: datetime, form: ReplyForm
+    ) -> None:
+        super().__init__(source, to)
+        self._model = model
+        self._started_at = started_at
+        self._form = form
+
+    def _translated(self, frame: Frame, at: datetime) -> list[Frame]:
+        self.finished = True
+        self._source.check_embeddings(frame)
+        if self._source is self._to:
+            return [frame]
+        took = nanoseconds((at - self._started_at).total_seconds())
+        embeddings = self._source.read_embeddings(frame)
+        return [self._to.write_embeddings(embeddings, self._model, took, self._form)]
+
+
+class IncompleteAnswer(ValueError):
+    """The frames so far do not make a whole answer."""
+
+
+class ResponseFolder:
+    """Feed it the frames of one answer, in one dialect, for the one object that they make."""
+
+    def __init__(self, kind: Kind, dialect: Dialect) -> None:
+        self._fold = None if kind == "embed" else dialect.fold(kind)
+        self._only: Frame | None = None
+        self.error: str | None = None
+
+    def feed(self, frame: Frame) -> None:
+        error = error_message(frame)
+        if error is not None:
+            self.error = self.error or error
+        elif self._fold is None:
+            self._only = frame
+        else:
+            self._fold.feed(frame)
+
+    @property
+    def text(self) -> str:
+        return "" if self._fold is None else self._fold.text
+
+    def response(self) -> Frame:
+        whole = self._only if self._fold is None else self._fold.response()
+        if self.error is not None or whole is None:
+            raise IncompleteAnswer(self.error or "the answer has no end yet")
+        return whole

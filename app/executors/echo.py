@@ -14,13 +14,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from app.dialects import Frame, Kind, UntranslatableRequest, translate_request
-from app.dialects.to_ollama import saying
+from app.dialects import DIALECTS, Frame, Kind, UntranslatableRequest, dialect_named, translate_request
+from app.dialects.ollama_answers import saying
+from app.executors.answer import TargetAnswer
 from app.executors.protocol import ClaimedJob, RunContext
-from app.executors.speech import Speech
 from app.jobs.outcomes import Failed, JobError, Outcome, Retry
 
 MODEL = "echo"
+SPOKEN = DIALECTS["ollama"]
 EMBEDDING_LENGTH = 8
 _WORDS = re.compile(r"\S+\s*|\s+")
 _KINDS: dict[str, Kind] = {"chat": "chat", "generate": "generate", "embed": "embed"}
@@ -47,7 +48,7 @@ class EchoExecutor:
         kind = _KINDS[job.kind]
         given = msgspec.json.decode(job.payload, type=dict)
         try:
-            body = msgspec.convert(_as_ollama(job, kind, given), EchoBody)
+            body = msgspec.convert(_as_spoken(job, kind, given), EchoBody)
         except (msgspec.ValidationError, UntranslatableRequest) as problem:
             return Failed(JobError("invalid_payload", str(problem), status=400))
         options = body.options or EchoOptions()
@@ -55,25 +56,24 @@ class EchoExecutor:
         if options.echo_fail is not None:
             await asyncio.sleep(options.echo_delay_ms / 1000)
             return _failure(options.echo_fail)
-        speech = Speech(kind, "ollama", job, given, context)
+        answer = TargetAnswer(kind, SPOKEN, job, given, context)
         if kind == "embed":
-            speech.hear(_embedded(job.model or MODEL, body))
-            return speech.outcome()
+            answer.take(_embedded(job.model or MODEL, body))
+            return answer.outcome()
         began = time.perf_counter_ns()
         words = _WORDS.findall(_last_text(body))
         for word in words:
             await asyncio.sleep(options.echo_delay_ms / 1000)
-            speech.hear({**saying(kind, job.model or MODEL, datetime.now(UTC), word, {}), "done": False})
-        speech.hear(_final(kind, job.model or MODEL, len(words), time.perf_counter_ns() - began))
-        return speech.outcome()
+            answer.take({**saying(kind, job.model or MODEL, datetime.now(UTC), word), "done": False})
+        answer.take(_final(kind, job.model or MODEL, len(words), time.perf_counter_ns() - began))
+        return answer.outcome()
 
 
-def _as_ollama(job: ClaimedJob, kind: Kind, body: Frame) -> Frame:
-    if job.dialect != "openai":
-        return body
-    # Its own options pass through, so that every path can be tried from that side as well.
+def _as_spoken(job: ClaimedJob, kind: Kind, body: Frame) -> Frame:
+    translated = translate_request(kind, body, dialect_named(job.dialect), SPOKEN)
+    # Its own options pass through, so that every path can be tried from any side.
     options = body.get("options")
-    return {**translate_request(kind, body, "openai", "ollama"), **({"options": options} if options else {})}
+    return {**translated, "options": options} if options else translated
 
 
 def _last_text(body: EchoBody) -> str:
@@ -99,7 +99,7 @@ def _failure(how: Literal["permanent", "retryable", "crash"]) -> Outcome:
 
 def _final(kind: Kind, model: str, words: int, took: int) -> Frame:
     return {
-        **saying(kind, model, datetime.now(UTC), "", {}),
+        **saying(kind, model, datetime.now(UTC), ""),
         "done": True,
         "done_reason": "stop",
         "total_duration": took,

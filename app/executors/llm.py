@@ -14,27 +14,23 @@ from typing import Protocol
 import msgspec
 
 from app.dialects import (
+    CUT_SHORT,
     Dialect,
     Frame,
-    FrameDecoder,
     GarbledAnswer,
     IncompleteAnswer,
     Kind,
     UntranslatableRequest,
     affinity_key,
-    emptiness,
-    empty_answer,
-    endpoint,
+    dialect_named,
     error_message,
-    load_request,
     parse_frame,
-    streaming_request,
     translate_request,
 )
+from app.dialects.protocol import Loading
 from app.dialects.shapes import as_dict
-from app.dialects.to_openai import CUT_SHORT
+from app.executors.answer import TargetAnswer
 from app.executors.protocol import ClaimedJob, RunContext
-from app.executors.speech import Speech
 from app.jobs.lanes import TARGET_ASLEEP
 from app.jobs.outcomes import Deferred, Failed, JobError, Outcome, Retry, Succeeded
 from app.jobs.retry import defer_delay
@@ -55,7 +51,7 @@ MAX_BUSY_SECONDS = 60.0
 _KINDS: dict[str, Kind] = {"chat": "chat", "generate": "generate", "embed": "embed"}
 
 
-class TargetLine(Protocol):
+class TargetConnection(Protocol):
     """The target that the job was claimed for."""
 
     @property
@@ -100,8 +96,8 @@ class _RefusedError(Exception):
 class LlmExecutor:
     """Runs jobs on one target."""
 
-    def __init__(self, line: TargetLine, dice: Callable[[], float] = random.random) -> None:
-        self._line = line
+    def __init__(self, target: TargetConnection, dice: Callable[[], float] = random.random) -> None:
+        self._target = target
         self._dice = dice
 
     async def run(self, job: ClaimedJob, context: RunContext) -> Outcome:
@@ -116,26 +112,26 @@ class LlmExecutor:
         ) as problem:
             return self._trouble(job, problem)
         except BaseException:
-            self._line.undecided()
+            self._target.undecided()
             raise
         if isinstance(outcome, Succeeded):
-            self._line.answered()
+            self._target.answered()
         return outcome
 
     def _trouble(self, job: ClaimedJob, problem: Exception) -> Outcome:
         """A target that cannot be reached is nobody's fault; one that answers badly costs an attempt."""
         match problem:
             case UntranslatableRequest():
-                self._line.undecided()
+                self._target.undecided()
                 return Failed(JobError("untranslatable_request", str(problem), status=400))
             case _RefusedError():
                 return self._refused(job, problem)
             case OutboundUnreachable() | ConnectionDropped():
-                self._line.unreachable(problem.reason)
+                self._target.unreachable(problem.reason)
                 return Deferred(
                     defer_delay(job.deferrals, self._dice()),
                     TARGET_ASLEEP,
-                    JobError("target_unreachable", f"{self._line.name}: {problem.reason}", retryable=True),
+                    JobError("target_unreachable", f"{self._target.name}: {problem.reason}", retryable=True),
                 )
             case OutboundTimeout():
                 return self._bad_answer("target_timeout", problem.reason, problem.reason)
@@ -148,74 +144,75 @@ class LlmExecutor:
 
     async def _run(self, job: ClaimedJob, context: RunContext) -> Outcome:
         kind = _KINDS[job.kind]
-        dialect: Dialect = "openai" if job.dialect == "openai" else "ollama"
+        dialect, theirs = dialect_named(job.dialect), self._target.dialect
         body = msgspec.json.decode(job.payload, type=dict)
         model = job.model or ""
-        if dialect == "ollama" and (reason := emptiness(kind, body)) is not None:
-            return await self._only_load(job, kind, body, reason, context)
-        sent = streaming_request(
-            kind, translate_request(kind, body, dialect, self._line.dialect), self._line.dialect
-        )
-        if self._line.dialect == "openai":
-            sent = {**sent, "model": self._line.own_name(model)}
+        loading = dialect.only_loads(kind, body)
+        if loading is not None:
+            return await self._only_load(job, kind, body, loading, context)
+        sent = theirs.streaming_request(kind, translate_request(kind, body, dialect, theirs))
+        sent = theirs.naming(sent, self._target.own_name(model))
         affinity = affinity_key(model, as_dict(sent.get("options")))
-        if self._line.dialect == "ollama" and not self._line.is_resident(affinity):
-            load = load_request(kind, sent)
-            await self._whole(endpoint(kind, "ollama", load), load)
-        self._line.loaded(affinity)
-        speech = Speech(kind, self._line.dialect, job, body, context)
+        if not self._target.is_resident(affinity):
+            load = theirs.load_request(kind, sent)
+            if load is not None:
+                await self._whole(theirs.endpoint(kind, load), load)
+        self._target.loaded(affinity)
+        answer = TargetAnswer(kind, theirs, job, body, context)
         # Told at once, but not waited for: the caller's first word is not to wait for a commit.
         starting = asyncio.ensure_future(context.start())
         try:
-            await self._stream(kind, sent, speech)
+            await self._stream(kind, sent, answer)
         except BaseException:
             # Settled in order: whatever becomes of the run comes after its start.
             await asyncio.gather(starting, return_exceptions=True)
             raise
         await starting
-        if _unloads(sent):
-            self._line.unloaded(affinity)
-        else:
-            self._line.loaded(affinity)
-        if speech.error is not None:
-            code = "answer_cut_short" if speech.error == CUT_SHORT else "target_error"
-            return self._bad_answer(code, speech.error)
-        return speech.outcome()
+        self._used(affinity, unloaded=_unloads(sent))
+        if answer.error is not None:
+            code = "answer_cut_short" if answer.error == CUT_SHORT else "target_error"
+            return self._bad_answer(code, answer.error)
+        return answer.outcome()
 
-    async def _stream(self, kind: Kind, sent: Frame, speech: Speech) -> None:
-        path = endpoint(kind, self._line.dialect, sent)
-        async with self._line.request("POST", path, msgspec.json.encode(sent)) as answer:
-            await _raise_refusal(answer)
+    async def _stream(self, kind: Kind, sent: Frame, answer: TargetAnswer) -> None:
+        dialect = self._target.dialect
+        path = dialect.endpoint(kind, sent)
+        async with self._target.request("POST", path, msgspec.json.encode(sent)) as response:
+            await _raise_refusal(response)
             if kind == "embed":
-                speech.hear(parse_frame(await answer.read(MAX_WHOLE_BYTES)))
+                answer.take(parse_frame(await response.read(MAX_WHOLE_BYTES)))
                 return
-            decoder = FrameDecoder(self._line.dialect)
-            async for chunk in answer.chunks():
+            decoder = dialect.decoder()
+            async for chunk in response.chunks():
                 for frame in decoder.feed(chunk):
-                    speech.hear(frame)
+                    answer.take(frame)
             for frame in decoder.finish():
-                speech.hear(frame)
-        speech.end()
+                answer.take(frame)
+        answer.end()
 
     async def _only_load(
-        self, job: ClaimedJob, kind: Kind, body: Frame, reason: str, context: RunContext
+        self, job: ClaimedJob, kind: Kind, body: Frame, loading: Loading, context: RunContext
     ) -> Outcome:
         """An empty request loads or unloads the model, and that is all."""
-        affinity = affinity_key(job.model or "", as_dict(body.get("options")))
-        answer = empty_answer(
-            kind, job.model or "", datetime.now(UTC), "unload" if reason == "unload" else "load"
-        )
-        if self._line.dialect == "ollama":
-            answer = await self._whole(endpoint(kind, "ollama", body), {**body, "stream": False})
-        if reason == "unload":
-            self._line.unloaded(affinity)
+        dialect = dialect_named(job.dialect)
+        model = job.model or ""
+        if self._target.dialect is dialect:
+            answer = await self._whole(dialect.endpoint(kind, body), {**body, "stream": False})
         else:
-            self._line.loaded(affinity)
+            answer = dialect.loading_answer(kind, model, datetime.now(UTC), loading)
+        affinity = affinity_key(model, as_dict(body.get("options")))
+        self._used(affinity, unloaded=loading == "unload")
         await context.start()
         return Succeeded(msgspec.json.encode(answer).decode())
 
+    def _used(self, affinity: str, *, unloaded: bool) -> None:
+        if unloaded:
+            self._target.unloaded(affinity)
+        else:
+            self._target.loaded(affinity)
+
     async def _whole(self, path: str, body: Frame) -> Frame:
-        async with self._line.request("POST", path, msgspec.json.encode(body)) as answer:
+        async with self._target.request("POST", path, msgspec.json.encode(body)) as answer:
             await _raise_refusal(answer)
             whole = parse_frame(await answer.read(MAX_WHOLE_BYTES))
         problem = error_message(whole)
@@ -226,22 +223,22 @@ class LlmExecutor:
     def _refused(self, job: ClaimedJob, refused: _RefusedError) -> Outcome:
         message = refused.message[:MAX_MESSAGE]
         if refused.status in (429, 503):
-            self._line.undecided()
+            self._target.undecided()
             delay = refused.retry_after
             if delay is None:
                 delay = min(MAX_BUSY_SECONDS, defer_delay(job.deferrals, self._dice()))
             return Deferred(delay, "target_busy", JobError("target_busy", message, retryable=True))
         if refused.status >= 500:
             return self._bad_answer("target_error", message, f"HTTP {refused.status}")
-        self._line.answered()
+        self._target.answered()
         if refused.status == 404 and "not found" in message:
-            self._line.out_of_date()
+            self._target.out_of_date()
             return Failed(JobError("model_not_found", message, status=404))
         return Failed(JobError("target_rejected", message, status=refused.status))
 
     def _bad_answer(self, code: str, message: str, kind: str | None = None) -> Retry:
         """`message` may be the target's own words: those are for the job, and operators are told the kind."""
-        self._line.failed(code if kind is None else f"{code}: {kind}")
+        self._target.failed(code if kind is None else f"{code}: {kind}")
         return Retry(JobError(code, message[:MAX_MESSAGE], retryable=True))
 
 

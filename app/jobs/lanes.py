@@ -15,9 +15,6 @@ TARGET_ASLEEP = "target_asleep"
 # It could be claimed, but nobody has lately asked for its kind.
 NO_WORKER = "no_worker"
 
-# Options that make an Ollama runner reload its model when they change.
-RUNNER_OPTIONS = ("num_ctx", "num_batch", "num_gpu", "main_gpu", "use_mmap", "num_thread")
-
 _MARK = "llm"
 _SEPARATOR = "|"
 

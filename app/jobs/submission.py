@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from app.dialects.protocol import AnyObject
+from app.dialects.runner import RUNNER_OPTIONS, RunnerOptions
 from app.errors import InvalidRequest
 from app.jobs import lanes, verbatim
 from app.jobs.ids import is_id, new_id
@@ -87,25 +89,6 @@ class Extensions(msgspec.Struct, frozen=True, gc=False):
     ) = None
 
 
-# Numbers become part of the lane, which is indexed and so must stay short.
-RunnerNumber = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-
-
-class RunnerOptions(msgspec.Struct, frozen=True, gc=False):
-    """The options that decide which resident model can serve a job; see lanes.RUNNER_OPTIONS."""
-
-    num_ctx: RunnerNumber | UnsetType | None = UNSET
-    num_batch: RunnerNumber | UnsetType | None = UNSET
-    num_gpu: RunnerNumber | UnsetType | None = UNSET
-    main_gpu: RunnerNumber | UnsetType | None = UNSET
-    use_mmap: bool | UnsetType | None = UNSET
-    num_thread: RunnerNumber | UnsetType | None = UNSET
-
-
-class AnyObject(msgspec.Struct, frozen=True, gc=False):
-    """Its members are the target's business: they are read over, but not kept."""
-
-
 class LlmBody(msgspec.Struct, frozen=True, gc=False):
     """What Foreman itself needs to understand of an Ollama-shaped body."""
 
@@ -182,12 +165,42 @@ def parse_job(body: bytes, tenant: str, max_depth: int = verbatim.DEFAULT_MAX_DE
     except msgspec.ValidationError as problem:
         raise explain(parts, Extensions) from problem
     _check_pairs(fields)
-    if fields.kind in lanes.LLM_KINDS:
-        model, lane = _llm_lane(parts, body, fields.target)
-        payload = verbatim.assemble(parts, EXTENSION_FIELDS)
-    else:
-        model, lane = None, lanes.kind_lane(fields.kind, tenant)
-        payload = _payload(parts)
+    metadata = bytes(parts["metadata"]).decode() if fields.metadata else None
+    if fields.kind not in lanes.LLM_KINDS:
+        return new_job(
+            tenant, fields, _payload(parts), lanes.kind_lane(fields.kind, tenant), metadata=metadata
+        )
+    try:
+        llm = _decode_llm(body)
+    except msgspec.ValidationError as problem:
+        raise explain(parts, LlmBody) from problem
+    payload = verbatim.assemble(parts, EXTENSION_FIELDS)
+    return new_llm_job(tenant, fields, payload, llm.model, llm.options, metadata=metadata)
+
+
+def new_llm_job(
+    tenant: str,
+    fields: Extensions,
+    payload: str,
+    model: str,
+    options: RunnerOptions | None,
+    *,
+    metadata: str | None = None,
+) -> NewJob:
+    lane = lanes.llm_lane(model, _options_key(options), fields.target)
+    return new_job(tenant, fields, payload, lane, model=model, metadata=metadata)
+
+
+def new_job(
+    tenant: str,
+    fields: Extensions,
+    payload: str,
+    lane: str,
+    *,
+    model: str | None = None,
+    metadata: str | None = None,
+) -> NewJob:
+    """The row of a job whose fields were checked; `metadata` is their JSON."""
     return NewJob(
         id=new_id(),
         tenant=tenant,
@@ -208,7 +221,7 @@ def parse_job(body: bytes, tenant: str, max_depth: int = verbatim.DEFAULT_MAX_DE
         webhook_url=fields.state_webhook_url,
         webhook_events=fields.webhook_events,
         webhook_secret=fields.webhook_secret,
-        metadata=bytes(parts["metadata"]).decode() if fields.metadata else None,
+        metadata=metadata,
         target=fields.target,
         depends_on=list(dict.fromkeys(fields.depends_on)) if fields.depends_on else None,
         on_dependency_failure=fields.on_dependency_failure,
@@ -249,18 +262,10 @@ def _check_event_name(name: str) -> None:
     )
 
 
-def _llm_lane(parts: Members, body: bytes, target: str | None) -> tuple[str, str]:
-    try:
-        llm = _decode_llm(body)
-    except msgspec.ValidationError as problem:
-        raise explain(parts, LlmBody) from problem
-    return llm.model, lanes.llm_lane(llm.model, options_key(llm.options), target)
-
-
-def options_key(options: RunnerOptions | None) -> str:
+def _options_key(options: RunnerOptions | None) -> str:
     if options is None:
         return ""
-    given = ((name, getattr(options, name)) for name in lanes.RUNNER_OPTIONS)
+    given = ((name, getattr(options, name)) for name in RUNNER_OPTIONS)
     return ",".join(f"{name}={value}" for name, value in given if value is not UNSET and value is not None)
 
 

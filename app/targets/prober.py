@@ -6,7 +6,6 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import UTC, datetime
-from typing import Any
 
 import structlog
 
@@ -15,7 +14,7 @@ from app.loops.loop import Loop
 from app.outbound import GuardedClient, OutboundError
 from app.store import targets as store
 from app.store.database import Database
-from app.targets.inventory import Inventory, ollama_inventory, openai_inventory
+from app.targets.inventory import Inventory
 from app.targets.target import Serving, Target
 from app.targets.wake import WakeError, wake
 from app.telemetry import TARGET_AWAKE
@@ -57,7 +56,7 @@ class Prober(Loop):
         # When the last question that was answered was put.
         self._began = -math.inf
         self._asking = asyncio.Lock()
-        self._version: Any = None
+        self._answers: dict[str, Frame | None] = {}
         self._has_news = False
         super().__init__(f"target-{target.name}", self._probe, interval=interval)
         self._gauge = TARGET_AWAKE.labels(target.name)
@@ -111,13 +110,12 @@ class Prober(Loop):
                 self._asked = time.monotonic()
 
     async def _inventory(self) -> Inventory:
-        if self._target.dialect == "openai":
-            return openai_inventory(await self._get("/v1/models"))
-        if self._version is None or not self._target.awake:
-            self._version = await self._get("/api/version", needed=False)
-        return ollama_inventory(
-            await self._get("/api/tags"), await self._get("/api/ps", needed=False), self._version
-        )
+        dialect = self._target.dialect
+        for question in dialect.inventory_questions:
+            known = self._answers.get(question.path) if self._target.awake else None
+            if known is None or not question.lasting:
+                self._answers[question.path] = await self._get(question.path, needed=question.needed)
+        return Inventory.told(dialect, self._answers)
 
     async def _get(self, path: str, *, needed: bool = True) -> Frame | None:
         async with self._target.request("GET", path, idle_seconds=PROBE_SECONDS) as answer:

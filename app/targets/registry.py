@@ -222,7 +222,7 @@ class Registry:
                 and (target.recorded_at is None or row.answered_at > target.recorded_at)
             ):
                 target.recorded_at = row.answered_at
-                target.inventory = Inventory.from_json(config.dialect, orjson.loads(row.inventory))
+                target.inventory = Inventory.from_json(target.dialect, orjson.loads(row.inventory))
                 target.answered_at = row.answered_at
             target.resident = row.resident
             if target.warning is None or target.awake:

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 
-from app.dialects import Dialect, Frame, model_key
+from app.dialects import Dialect, Frame, dialect_named, model_key
 from app.outbound import GuardedClient, OutboundStream
 from app.targets.breaker import Breaker
 from app.targets.config import TargetConfig
@@ -21,6 +21,7 @@ RESIDENT_SECONDS = 120.0
 class Target:
     def __init__(self, config: TargetConfig, client: GuardedClient, idle_seconds: float) -> None:
         self.config = config
+        self.dialect: Dialect = dialect_named(config.dialect)
         self._client = client
         self._idle_seconds = idle_seconds
         self.inventory: Inventory | None = None
@@ -47,10 +48,6 @@ class Target:
     @property
     def name(self) -> str:
         return self.config.name
-
-    @property
-    def dialect(self) -> Dialect:
-        return self.config.dialect
 
     def may_serve(self, model: str, pinned: str | None) -> bool:
         """Whether it is known, and not pinned elsewhere."""
@@ -119,7 +116,7 @@ class Target:
         self._expect_resident(affinity, resident=False)
 
     def _expect_resident(self, affinity: str, *, resident: bool) -> None:
-        if self.dialect != "ollama" or self.inventory is None:
+        if not self.dialect.tells_residents or self.inventory is None:
             return
         self.used_at = time.monotonic()
         if (_model_of(affinity) in self.inventory.resident_models) is not resident:
@@ -128,7 +125,7 @@ class Target:
 
     def settle_residents(self, asked_at: float) -> bool:
         """Forget what was gone when the inventory was asked for; True when nothing is resident."""
-        if self.inventory is None or self.dialect != "ollama":
+        if self.inventory is None or not self.dialect.tells_residents:
             return False
         resident = self.inventory.resident_models
         for affinity, used_at in list(self._loaded.items()):

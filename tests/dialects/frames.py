@@ -3,7 +3,17 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from app.dialects import ReplyForm, ResponseTranslator, response_translator
+from app.dialects import (
+    DIALECTS,
+    Frame,
+    IncompleteAnswer,
+    Kind,
+    ReplyForm,
+    ResponseFolder,
+    ResponseTranslator,
+    response_translator,
+)
+from app.dialects import translate_request as translate_between
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 CREATED = int(START.timestamp())
@@ -25,8 +35,50 @@ def at(seconds: float) -> datetime:
 
 def make(kind: Any, source: Any, to: Any, form: ReplyForm | None = None) -> ResponseTranslator:
     return response_translator(
-        kind, source, to, model="my-model", answer_id="01J0", started_at=START, form=form
+        kind,
+        DIALECTS[source],
+        DIALECTS[to],
+        model="my-model",
+        answer_id="01J0",
+        started_at=START,
+        form=form,
     )
+
+
+def translate_request(kind: Kind, body: Frame, source: str, to: str) -> Frame:
+    return translate_between(kind, body, DIALECTS[source], DIALECTS[to])
+
+
+def translate_response(
+    kind: Kind, answer: Frame, source: str, to: str, *, model: str, answer_id: str, at: datetime
+) -> Frame:
+    """A whole answer, the way its frames would have gone. An error comes out as the error body of `to`."""
+    translator = response_translator(
+        kind, DIALECTS[source], DIALECTS[to], model=model, answer_id=answer_id, started_at=at
+    )
+    folder = ResponseFolder(kind, DIALECTS[to])
+    for frame in (*translator.feed(answer, at), *translator.finish(at)):
+        folder.feed(frame)
+    return folder.response() if folder.error is None else DIALECTS[to].error(500, folder.error)
+
+
+def folder_of(kind: Kind, dialect: str) -> ResponseFolder:
+    return ResponseFolder(kind, DIALECTS[dialect])
+
+
+def is_complete(folder: ResponseFolder) -> bool:
+    try:
+        folder.response()
+    except IncompleteAnswer:
+        return False
+    return True
+
+
+def fold(kind: Kind, dialect: str, frames: list[Frame]) -> Frame:
+    folder = folder_of(kind, dialect)
+    for frame in frames:
+        folder.feed(frame)
+    return folder.response()
 
 
 def run(translator: ResponseTranslator, *frames: dict[str, Any]) -> list[dict[str, Any]]:

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from app.dialects import IncompleteAnswer, ResponseFolder, fold
-from tests.dialects.frames import FINAL, USAGE, chunk, ollama_chat
+from app.dialects import IncompleteAnswer
+from tests.dialects.frames import FINAL, USAGE, chunk, fold, folder_of, is_complete, ollama_chat
 
 
 def test_an_ollama_chat_folds_into_its_final_frame() -> None:
@@ -152,20 +152,20 @@ def test_embeddings_are_one_frame() -> None:
     ],
 )
 def test_half_an_answer_is_no_answer(dialect: Any, frames: list[dict[str, Any]]) -> None:
-    folder = ResponseFolder("chat", dialect)
+    folder = folder_of("chat", dialect)
     for frame in frames:
         folder.feed(frame)
-    assert not folder.complete
+    assert not is_complete(folder)
     with pytest.raises(IncompleteAnswer):
         folder.response()
 
 
 def test_the_text_so_far_can_be_read_at_any_time() -> None:
-    folder = ResponseFolder("chat", "openai")
+    folder = folder_of("chat", "openai")
     assert folder.text == ""
     folder.feed(chunk({"content": "Hel"}))
     folder.feed(chunk({"content": "lo"}))
     assert folder.text == "Hello"
-    ollama = ResponseFolder("generate", "ollama")
+    ollama = folder_of("generate", "ollama")
     ollama.feed({"response": "Hi", "done": False})
     assert ollama.text == "Hi"

@@ -3,7 +3,7 @@
 import base64
 from typing import Any
 
-from app.dialects import translate_request
+from tests.dialects.frames import translate_request
 
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 JPEG = base64.b64encode(b"\xff\xd8\xff\xe0 jpeg").decode()

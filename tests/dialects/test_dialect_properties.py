@@ -7,17 +7,20 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dialects import (
-    FrameDecoder,
-    GarbledAnswer,
-    ResponseFolder,
-    UntranslatableRequest,
-    encode_frame,
-    error_message,
+from app.dialects import DIALECTS, GarbledAnswer, UntranslatableRequest, error_message
+from tests.dialects.frames import (
+    FINAL,
+    PAIRS,
+    chunk,
     fold,
+    folder_of,
+    is_complete,
+    is_error,
+    make,
+    ollama_chat,
+    run,
     translate_request,
 )
-from tests.dialects.frames import FINAL, PAIRS, chunk, is_error, make, ollama_chat, run
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 JSON = st.recursive(
@@ -215,7 +218,7 @@ def test_any_frames_end_with_exactly_one_terminal_frame(
     kind: Any, pair: Any, frames: list[dict[str, Any]]
 ) -> None:
     translator = make(kind, *pair)
-    folder = ResponseFolder(kind, pair[1])
+    folder = folder_of(kind, pair[1])
     try:
         out = run(translator, *frames)
     except GarbledAnswer:
@@ -227,7 +230,7 @@ def test_any_frames_end_with_exactly_one_terminal_frame(
         assert errors == []
         for frame in out:
             folder.feed(frame)
-        assert folder.complete
+        assert is_complete(folder)
         assert json.dumps(folder.response())
     else:
         assert errors == [len(out) - 1]
@@ -236,7 +239,7 @@ def test_any_frames_end_with_exactly_one_terminal_frame(
 
 @given(st.lists(ARGUMENTS, max_size=4), st.sampled_from(["ollama", "openai"]), st.integers(1, 9))
 def test_any_frames_survive_the_wire(frames: list[dict[str, Any]], dialect: Any, size: int) -> None:
-    data = b"".join(encode_frame(frame, dialect) for frame in frames)
-    decoder = FrameDecoder(dialect)
+    data = b"".join(DIALECTS[dialect].encode(frame) for frame in frames)
+    decoder = DIALECTS[dialect].decoder()
     got = [each for at in range(0, len(data), size) for each in decoder.feed(data[at : at + size])]
     assert got + decoder.finish() == frames

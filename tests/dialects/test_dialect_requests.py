@@ -4,15 +4,10 @@ from typing import Any
 
 import pytest
 
-from app.dialects import (
-    UntranslatableRequest,
-    asks_for_usage,
-    asks_to_stream,
-    endpoint,
-    streaming_request,
-    translate_request,
-)
+from app.dialects import DIALECTS, UntranslatableRequest, asks_for_usage
+from tests.dialects.frames import translate_request
 
+OLLAMA, OPENAI = DIALECTS["ollama"], DIALECTS["openai"]
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}},
@@ -191,7 +186,7 @@ def test_generate_becomes_a_chat_since_ollama_applies_the_template() -> None:
         ],
         "stream": False,
     }
-    assert endpoint("generate", "openai", translated) == "/v1/chat/completions"
+    assert OPENAI.endpoint("generate", translated) == "/v1/chat/completions"
 
 
 @pytest.mark.parametrize("extra", [{"raw": True}, {"suffix": "end"}])
@@ -199,7 +194,7 @@ def test_raw_generate_and_infilling_become_completions(extra: dict[str, Any]) ->
     translated = to_openai("generate", {"model": "m", "prompt": "begin", "stream": False, **extra})
     expected = {"model": "m", "prompt": "begin", "stream": False}
     assert translated == (expected | {"suffix": "end"} if "suffix" in extra else expected)
-    assert endpoint("generate", "openai", translated) == "/v1/completions"
+    assert OPENAI.endpoint("generate", translated) == "/v1/completions"
 
 
 def test_completions_become_generate() -> None:
@@ -313,26 +308,25 @@ def test_what_cannot_be_said_is_refused_with_a_reason(
     ],
 )
 def test_every_body_has_its_endpoint(kind: Any, dialect: Any, body: dict[str, Any], path: str) -> None:
-    assert endpoint(kind, dialect, body) == path
+    assert DIALECTS[dialect].endpoint(kind, body) == path
 
 
 def test_ollama_streams_unless_told_not_to_and_openai_only_when_told_to() -> None:
-    assert asks_to_stream("chat", {}, "ollama")
-    assert asks_to_stream("chat", {"stream": None}, "ollama")
-    assert not asks_to_stream("chat", {"stream": False}, "ollama")
-    assert not asks_to_stream("chat", {}, "openai")
-    assert asks_to_stream("chat", {"stream": True}, "openai")
-    assert not asks_to_stream("embed", {"stream": True}, "ollama")
+    assert OLLAMA.asks_to_stream("chat", None)
+    assert not OLLAMA.asks_to_stream("chat", False)
+    assert not OPENAI.asks_to_stream("chat", None)
+    assert OPENAI.asks_to_stream("chat", True)
+    assert not OLLAMA.asks_to_stream("embed", True)
     assert asks_for_usage({"stream_options": {"include_usage": True}})
     assert not asks_for_usage({"stream_options": None})
 
 
 def test_on_the_wire_every_answer_is_streamed_with_usage_and_the_rest_is_untouched() -> None:
     body = {"model": "m", "stream": False, "odd": 1, "stream_options": {"x": 1}}
-    assert streaming_request("chat", body, "ollama") == body | {"stream": True}
-    assert streaming_request("chat", body, "openai") == body | {
+    assert OLLAMA.streaming_request("chat", body) == body | {"stream": True}
+    assert OPENAI.streaming_request("chat", body) == body | {
         "stream": True,
         "stream_options": {"x": 1, "include_usage": True},
     }
-    assert streaming_request("embed", body, "openai") is body
+    assert OPENAI.streaming_request("embed", body) is body
     assert body["stream"] is False

@@ -6,25 +6,19 @@ from typing import Any
 import pytest
 
 from app.dialects import (
-    UsageMeter,
+    DIALECTS,
     affinity_key,
     canonical_model,
-    emptiness,
-    empty_answer,
     error_message,
     find_model,
-    load_request,
     model_key,
-    model_not_found,
-    ollama_error,
-    openai_error,
     runner_options,
-    surface_error,
-    usage_from_ollama,
-    usage_from_openai,
 )
+from app.dialects.ollama_answers import usage_of as usage_from_ollama
+from app.dialects.openai_answers import usage_of as usage_from_openai
 from tests.dialects.frames import FINAL, START, USAGE, at, chunk
 
+OLLAMA, OPENAI = DIALECTS["ollama"], DIALECTS["openai"]
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
@@ -103,7 +97,7 @@ def test_an_affinity_key_is_equal_exactly_when_no_reload_is_needed() -> None:
 def test_the_load_call_carries_the_jobs_own_runner_options(
     kind: Any, body: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    assert load_request(kind, {"model": "m", **body}) == {"model": "m", **expected}
+    assert OLLAMA.load_request(kind, {"model": "m", **body}) == {"model": "m", **expected}
 
 
 @pytest.mark.parametrize(
@@ -123,18 +117,18 @@ def test_the_load_call_carries_the_jobs_own_runner_options(
 def test_requests_that_only_load_or_unload_are_recognised(
     kind: Any, body: dict[str, Any], expected: str | None
 ) -> None:
-    assert emptiness(kind, body) == expected
+    assert OLLAMA.only_loads(kind, body) == expected
 
 
 def test_the_answer_to_an_empty_request_is_ollamas() -> None:
-    assert empty_answer("chat", "m", NOW, "load") == {
+    assert OLLAMA.loading_answer("chat", "m", NOW, "load") == {
         "model": "m",
         "created_at": "2026-01-02T00:00:00Z",
         "message": {"role": "assistant", "content": ""},
         "done": True,
         "done_reason": "load",
     }
-    assert empty_answer("generate", "m", NOW, "unload")["response"] == ""
+    assert OLLAMA.loading_answer("generate", "m", NOW, "unload")["response"] == ""
 
 
 def test_usage_is_read_from_ollamas_final_frame_with_any_field_absent() -> None:
@@ -172,7 +166,7 @@ def test_usage_is_read_from_openai_with_and_without_timings() -> None:
 
 
 def test_the_meter_times_what_openai_does_not() -> None:
-    meter = UsageMeter("openai", START)
+    meter = OPENAI.meter(START)
     meter.feed(chunk({"role": "assistant", "content": ""}), at(0.5))
     meter.feed(chunk({"content": "x"}), at(2))
     meter.feed(chunk({"content": "y"}), at(5))
@@ -184,15 +178,15 @@ def test_the_meter_times_what_openai_does_not() -> None:
 
 
 def test_the_meter_believes_ollama_and_counts_nothing_when_nothing_came() -> None:
-    meter = UsageMeter("ollama", START)
+    meter = OLLAMA.meter(START)
     assert meter.usage()["completion_tokens"] == 0
     meter.feed({"done": False, "eval_count": 99}, at(1))
     meter.feed(FINAL, at(2))
     assert meter.usage()["completion_tokens"] == 7
-    embedding = UsageMeter("ollama", START)
+    embedding = OLLAMA.meter(START)
     embedding.feed({"embeddings": [[1.0]], "prompt_eval_count": 3}, at(1))
     assert embedding.usage()["prompt_tokens"] == 3
-    assert UsageMeter("openai", START).usage()["decode_seconds"] == 0.0
+    assert OPENAI.meter(START).usage()["decode_seconds"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -209,16 +203,21 @@ def test_the_meter_believes_ollama_and_counts_nothing_when_nothing_came() -> Non
     ],
 )
 def test_errors_have_the_shape_of_their_surface(status: int, kind: str) -> None:
-    assert ollama_error("no") == surface_error("ollama", status, "no") == {"error": "no"}
+    assert OLLAMA.error(status, "no") == {"error": "no"}
     expected = {"error": {"message": "no", "type": kind, "param": None, "code": None}}
-    assert openai_error(status, "no") == surface_error("openai", status, "no") == expected
+    assert OPENAI.error(status, "no") == expected
 
 
 def test_an_error_can_say_more() -> None:
-    error = openai_error(422, "no", type="mine", param="model", code="bad")["error"]
-    assert error == {"message": "no", "type": "mine", "param": "model", "code": "bad"}
-    assert model_not_found("ollama", "x") == {"error": "model 'x' not found"}
-    assert model_not_found("openai", "x")["error"] == {
+    error = OPENAI.error(422, "no", param="model", code="bad")["error"]
+    assert error == {
+        "message": "no",
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "bad",
+    }
+    assert OLLAMA.model_not_found("x") == {"error": "model 'x' not found"}
+    assert OPENAI.model_not_found("x")["error"] == {
         "message": "model 'x' not found",
         "type": "not_found_error",
         "param": "model",

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.dialects import ReplyForm, silence
+from app.dialects import DIALECTS, ReplyForm
 from tests.dialects.frames import CREATED, FINAL, START, USAGE, at, chunk, make, ollama_chat, run
 
 
@@ -101,7 +101,7 @@ def test_done_reasons_become_finish_reasons_that_clients_know(
 
 def test_frames_that_say_nothing_make_no_chunks() -> None:
     translator = make("chat", "ollama", "openai")
-    assert translator.feed(silence("chat", "m", START), at(1)) == []
+    assert translator.feed(DIALECTS["ollama"].writer("chat", "m", "01J0", START).silence(START), at(1)) == []
 
 
 def test_generate_becomes_text_completion_chunks() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.dialects import GarbledAnswer, ReplyForm, fold, translate_response
+from app.dialects import GarbledAnswer, ReplyForm
 from tests.dialects.frames import (
     CREATED,
     FINAL,
@@ -13,10 +13,12 @@ from tests.dialects.frames import (
     START,
     USAGE,
     chunk,
+    fold,
     is_error,
     make,
     ollama_chat,
     run,
+    translate_response,
 )
 
 

@@ -7,19 +7,16 @@ from typing import Any
 import httpx
 
 from app.dialects import (
-    Dialect,
-    FrameDecoder,
+    DIALECTS,
     Kind,
     ReplyForm,
     ResponseFolder,
     Usage,
-    UsageMeter,
-    endpoint,
     parse_frame,
     response_translator,
-    streaming_request,
     translate_request,
 )
+from tests.dialects.frames import is_complete
 
 
 @dataclass
@@ -30,22 +27,21 @@ class Ran:
     error: str | None = None
 
 
-def run_on(
-    url: str, kind: Kind, body: dict[str, Any], dialect: Dialect, target: Dialect, **extra: Any
-) -> Ran:
+def run_on(url: str, kind: Kind, body: dict[str, Any], dialect: str, target: str, **extra: Any) -> Ran:
     """`extra` is put into the body that goes over the wire."""
-    sent = streaming_request(kind, translate_request(kind, body, dialect, target), target) | extra
+    ours, theirs = DIALECTS[dialect], DIALECTS[target]
+    sent = theirs.streaming_request(kind, translate_request(kind, body, ours, theirs)) | extra
     started_at = datetime.now(UTC)
     translator = response_translator(
         kind,
-        target,
-        dialect,
+        theirs,
+        ours,
         model=body["model"],
         answer_id="01JTEST",
         started_at=started_at,
         form=ReplyForm.asked_by({**body, "stream": False}),
     )
-    meter = UsageMeter(target, started_at)
+    meter = theirs.meter(started_at)
     ran = Ran()
 
     def take(frame: dict[str, Any]) -> None:
@@ -53,21 +49,21 @@ def run_on(
         meter.feed(frame, now)
         ran.frames.extend(translator.feed(frame, now))
 
-    with httpx.stream("POST", url + endpoint(kind, target, sent), json=sent, timeout=30) as answer:
+    with httpx.stream("POST", url + theirs.endpoint(kind, sent), json=sent, timeout=30) as answer:
         assert answer.status_code == 200, answer.read()
         if kind == "embed":
             take(parse_frame(answer.read()))
         else:
-            decoder = FrameDecoder(target)
+            decoder = theirs.decoder()
             for data in answer.iter_raw():
                 for frame in decoder.feed(data):
                     take(frame)
     ran.frames += translator.finish(datetime.now(UTC))
     ran.error = translator.error
     ran.usage = meter.usage()
-    folder = ResponseFolder(kind, dialect)
+    folder = ResponseFolder(kind, ours)
     for frame in ran.frames:
         folder.feed(frame)
-    if folder.complete:
+    if is_complete(folder):
         ran.response = folder.response()
     return ran

@@ -15,7 +15,7 @@ from app.store.claims import Claims, Seat
 from app.store.database import Database
 from app.store.queues import QueueBook
 from app.telemetry import CLAIMED, GATES_PASSED, NOTICES
-from tests.patience import PATIENCE
+from tests.patience import PATIENCE, until
 from tests.store.making import put_one
 
 URL = "https://receiver.example/hook"
@@ -64,11 +64,9 @@ class Listening:
 async def hubs(database: Database, database_url: str) -> AsyncIterator[tuple[Hub, Hub]]:
     """One that tells, and one of another process that listens."""
     here, there = Hub(database, None, 3600), Hub(database, database_url, 3600)
-    here.start()
-    there.start()
-    async with asyncio.timeout(10 * PATIENCE):
-        while there._connection is None:
-            await asyncio.sleep(0.01)
+    await here.start()
+    await there.start()
+    await until(lambda: there._connection)
     yield here, there
     await here.stop()
     await there.stop()
@@ -107,9 +105,7 @@ async def test_another_process_hears_once_of_what_crosses_and_counts_nothing(hub
     assert [await mine.next(), mine.heard.qsize()] == [local(**CROSSING), 0]
     assert [await theirs.next(), theirs.heard.qsize()] == [Changes(work={("end", "noop")}), 0]
     assert passed() - counted == 3
-    async with asyncio.timeout(10 * PATIENCE):
-        while sent() - before < 2:
-            await asyncio.sleep(0.01)
+    await until(lambda: sent() - before >= 2)
     assert sent() - before == 2
 
 

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from app.dialects import fold
+from app.dialects import DIALECTS
+from app.events.follow import Ending
 from app.events.frames import Frames
 from app.jobs.ids import new_id
 from app.store.job import Job
+from tests.dialects.frames import fold
 from tests.rows import made_up
 
 CALL = {"function": {"name": "weather", "arguments": {"city": "Bern"}}}
@@ -48,19 +50,23 @@ def row(state: str = "done", **more: Any) -> Job:
     return made_up(Job, **fields)
 
 
+def ending(job: Job) -> Ending:
+    return Ending(job.state, job.result, job.error)
+
+
 def whole(frames: list[dict[str, Any]], dialect: Any) -> dict[str, Any]:
     return fold("chat", dialect, frames)
 
 
 def test_thinking_and_tool_calls_are_passed_on_as_they_were_said() -> None:
     job = row()
-    frames = Frames(job, "ollama")
+    frames = Frames(job, DIALECTS["ollama"])
     told = [
         *frames.part({"message": {"role": "assistant", "content": "", "thinking": "hm"}}),
         *frames.part("Hello "),
         *frames.part("you"),
         *frames.part({"message": {"role": "assistant", "content": "", "tool_calls": [CALL]}}),
-        *frames.ended(job),
+        *frames.ended(ending(job)),
     ]
     answer = whole(told, "ollama")
     assert answer["message"] == OLLAMA_RESULT["message"]
@@ -70,13 +76,13 @@ def test_thinking_and_tool_calls_are_passed_on_as_they_were_said() -> None:
 
 def test_the_same_for_a_reader_who_speaks_openai() -> None:
     job = row()
-    frames = Frames(job, "openai")
+    frames = Frames(job, DIALECTS["openai"])
     told = [
         *frames.part({"message": {"role": "assistant", "content": "", "thinking": "hm"}}),
         *frames.part("Hello "),
         *frames.part("you"),
         *frames.part({"message": {"role": "assistant", "content": "", "tool_calls": [CALL]}}),
-        *frames.ended(job),
+        *frames.ended(ending(job)),
     ]
     answer = whole(told, "openai")
     [choice] = answer["choices"]
@@ -89,8 +95,8 @@ def test_the_same_for_a_reader_who_speaks_openai() -> None:
 
 def test_an_openai_job_is_told_in_its_own_dialect() -> None:
     job = row(dialect="openai", result=json.dumps(OPENAI_RESULT))
-    frames = Frames(job, "openai")
-    told = [*frames.part("Hello "), *frames.part("you"), *frames.ended(job)]
+    frames = Frames(job, DIALECTS["openai"])
+    told = [*frames.part("Hello "), *frames.part("you"), *frames.ended(ending(job))]
     [choice] = whole(told, "openai")["choices"]
     assert choice["message"] == {"role": "assistant", "content": "Hello you"}
     assert choice["finish_reason"] == "length"
@@ -98,8 +104,8 @@ def test_an_openai_job_is_told_in_its_own_dialect() -> None:
 
 def test_an_openai_job_is_told_in_ollamas_frames() -> None:
     job = row(dialect="openai", result=json.dumps(OPENAI_RESULT))
-    frames = Frames(job, "ollama")
-    told = [*frames.part("Hello "), *frames.part("you"), *frames.ended(job)]
+    frames = Frames(job, DIALECTS["ollama"])
+    told = [*frames.part("Hello "), *frames.part("you"), *frames.ended(ending(job))]
     answer = whole(told, "ollama")
     assert answer["message"]["content"] == "Hello you"
     assert answer["done_reason"] == "length"
@@ -110,8 +116,8 @@ def test_an_openai_job_is_told_in_ollamas_frames() -> None:
 @pytest.mark.parametrize("dialect", ["ollama", "openai"])
 def test_what_was_said_besides_text_comes_from_the_result_when_its_rows_are_gone(dialect: Any) -> None:
     job = row()
-    frames = Frames(job, dialect)
-    told = [*frames.part("Hello you"), *frames.ended(job)]
+    frames = Frames(job, DIALECTS[dialect])
+    told = [*frames.part("Hello you"), *frames.ended(ending(job))]
     answer = whole(told, dialect)
     message = answer["message"] if dialect == "ollama" else answer["choices"][0]["message"]
     assert message["tool_calls"]
@@ -137,9 +143,9 @@ def test_every_other_end_is_one_error_frame(
     source: str, dialect: Any, state: str, error: str | None, says: str
 ) -> None:
     job = row(state, error=error, dialect=source, result=None)
-    frames = Frames(job, dialect)
+    frames = Frames(job, DIALECTS[dialect])
     frames.part("Hel")
-    [last] = frames.ended(job)
+    [last] = frames.ended(ending(job))
     message = last["error"] if dialect == "ollama" else last["error"]["message"]
     assert says in message
 
@@ -149,7 +155,7 @@ def test_every_other_end_is_one_error_frame(
 @pytest.mark.parametrize("dialect", ["ollama", "openai"])
 def test_a_result_of_any_shape_still_ends_the_stream(result: str | None, source: str, dialect: Any) -> None:
     job = row(result=result, dialect=source)
-    told = Frames(job, dialect).ended(job)
+    told = Frames(job, DIALECTS[dialect]).ended(ending(job))
     last = told[-1]
     if dialect == "ollama":
         assert last.get("done") is True or "error" in last

@@ -16,13 +16,15 @@ import pytest
 
 from app.jobs.states import Verb
 from app.store import artifacts, bulk, dependencies, keys, outbox, queues, schedules, targets
-from app.store.admission import Admission
 from app.store.artifacts import NewArtifact
 from app.store.changes import Changes, Failure
-from app.store.claims import promote
 from app.store.database import Database
-from app.store.enqueue import Receipt, Submission, enqueue
+from app.store.enqueue import enqueue
 from app.store.events import NewEvent, append
+from app.store.idempotency import Receipt, Submission
+from app.store.locks import lock
+from app.store.managed import ManagedEnqueue
+from app.store.promote import promote
 from app.store.prune import plan_walks, prune
 from app.store.queues import QueueBook
 from app.store.read import Filter
@@ -32,6 +34,7 @@ from app.store.steer import cancel, delete, delete_in, delete_locked, dismiss, r
 from app.store.sweep import sweep
 from app.telemetry import (
     BULK,
+    CLAIMED,
     ENQUEUED,
     EVENTS_APPENDED,
     GATES_PASSED,
@@ -52,16 +55,16 @@ KEYED = ("keyed", "k")
 
 # Verbs that tell of what they did by another value, which has a `Changes` in it.
 WRAPPED = {
-    "app.store.admission.Admission.admit": "Admitted",
-    "app.store.admission.Admission.admit_on": "Admitted",
+    "app.store.enqueue.enqueue": "Enqueued",
+    "app.store.managed.ManagedEnqueue.enqueue": "Enqueued",
+    "app.store.managed.ManagedEnqueue.enqueue_in": "Enqueued",
     "app.store.prune.prune": "Pruned | None",
     "app.store.sweep.sweep": "Swept | None",
 }
 # Those after which nobody has to be told by the store, and why.
 UNTOLD = {
     "app.store.bulk.stop": "the next step looks for itself, and there is none",
-    "app.store.claims.Claims.claim": "its three callers make `Changes` of the jobs, once they have their workers",
-    "app.store.enqueue.insert": "a part of admit, in whose transaction it runs",
+    "app.store.enqueue.insert": "a part of both ways to enqueue, in whose transaction it runs",
     "app.store.outbox.claim": "by the dispatcher itself, who is the only one to hear of deliveries",
     "app.store.outbox.record": "by the dispatcher itself",
     "app.store.schedules.delete": "the scheduler wakes for nothing, once",
@@ -69,11 +72,11 @@ UNTOLD = {
 }
 # Who hands the changes on to somebody who announces them, in another way than by returning them.
 HANDED_ON = {
-    "app.targets.registry.Registry.unpark": "app.engine.dispatcher.Dispatcher._targets_ready",
+    "app.targets.registry.Registry._unpark": "app.engine.dispatcher.Dispatcher._targets_ready",
     "app.engine.scheduler.Scheduler._enqueue": "app.engine.scheduler.Scheduler._tick",
 }
 # Verbs that are methods: how they are called.
-METHODS = ("admission.admit", "admission.admit_on")
+METHODS = ("managed.enqueue", "managed.enqueue_in", "_claims.claim", "_claims.claim_whole")
 
 
 def verbs_of_the_store() -> set[str]:
@@ -215,12 +218,12 @@ async def enqueue_what_was_enqueued_already(database: Database) -> tuple[Changes
     return said, Changes()
 
 
-async def admission(database: Database, **settings: Any) -> Admission:
+async def managed(database: Database, **settings: Any) -> ManagedEnqueue:
     """To a queue with keys."""
     await queues.configure(database, "keyed", {"key": ["k"], "max_queued": 1, **settings})
     book = QueueBook(database)
     await book.refresh()
-    return Admission(database, book)
+    return ManagedEnqueue(database, book)
 
 
 def keyed(**more: Any) -> Submission:
@@ -232,59 +235,73 @@ def accepted(queue: str, **more: Any) -> Changes[Any]:
     return Changes(accepted=Counter({queue: 1}), counts=counts, **more)
 
 
-@scenario(Admission.admit)
-async def admit_with_a_key_that_is_free(database: Database) -> tuple[Changes[Any], Changes[Any]]:
-    said = await (await admission(database)).admit([keyed()])
+@scenario(Claims.claim)
+async def claim_one_with_a_webhook(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+    job_id = await put_one(database, webhook_url=URL)
+    said = await Claims(database).claim("default", ["noop"], [Seat("w", 1, 30)])
+    return said, Changes(jobs={job_id}, webhooks=[(job_id, URL)], counts=counted((CLAIMED,)))
+
+
+@scenario(Claims.claim_whole)
+async def claim_for_a_worker_over_http(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+    job_id = await put_one(database)
+    said = await Claims(database).claim_whole("default", ["noop"], [Seat("w", 1, 30)])
+    return said, Changes(jobs={job_id}, counts=counted((CLAIMED,)))
+
+
+@scenario(ManagedEnqueue.enqueue)
+async def enqueue_with_a_key_that_is_free(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+    said = await (await managed(database)).enqueue([keyed()])
     return said, accepted("keyed", work={("keyed", "noop")})
 
 
-@scenario(Admission.admit)
-async def admit_with_a_key_that_is_taken(database: Database) -> tuple[Changes[Any], Changes[Any]]:
-    way_in = await admission(database)
-    await way_in.admit([keyed()])
-    return await way_in.admit([keyed()]), accepted("keyed", keys={KEYED})
+@scenario(ManagedEnqueue.enqueue)
+async def enqueue_with_a_key_that_is_taken(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+    way_in = await managed(database)
+    await way_in.enqueue([keyed()])
+    return await way_in.enqueue([keyed()]), accepted("keyed", keys={KEYED})
 
 
-@scenario(Admission.admit)
-async def admit_in_the_place_of_another(database: Database) -> tuple[Changes[Any], Changes[Any]]:
-    way_in = await admission(database, when_full="replace-oldest")
+@scenario(ManagedEnqueue.enqueue)
+async def enqueue_in_the_place_of_another(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+    way_in = await managed(database, when_full="replace-oldest")
     old = keyed()
-    await way_in.admit([old])
-    await way_in.admit([keyed()])
-    said = await way_in.admit([keyed()])
+    await way_in.enqueue([old])
+    await way_in.enqueue([keyed()])
+    said = await way_in.enqueue([keyed()])
     # The oldest had the key's place: it goes to the one behind it.
     expected = accepted("keyed", jobs={old.jobs[0].id}, keys={KEYED}, work={("keyed", "noop")})
     expected.counts += counted((SKIPPED,), (GATES_PASSED, "key"))
     return said, expected
 
 
-@scenario(Admission.admit)
-async def admit_too_many_of_a_key(database: Database) -> tuple[Changes[Any], Changes[Any]]:
-    way_in = await admission(database, max_queued=0)
-    await way_in.admit([keyed()])
-    said = await way_in.admit([keyed()])
+@scenario(ManagedEnqueue.enqueue)
+async def enqueue_too_many_of_a_key(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+    way_in = await managed(database, max_queued=0)
+    await way_in.enqueue([keyed()])
+    said = await way_in.enqueue([keyed()])
     return said, Changes(counts=counted((REFUSED, "key_busy")))
 
 
-@scenario(Admission.admit)
-async def admit_one_that_waits_for_another(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+@scenario(ManagedEnqueue.enqueue)
+async def enqueue_one_that_waits_for_another(database: Database) -> tuple[Changes[Any], Changes[Any]]:
     first = await put_one(database)
-    said = await (await admission(database)).admit([Submission([job(depends_on=[first])])])
+    said = await (await managed(database)).enqueue([Submission([job(depends_on=[first])])])
     return said, accepted("default")
 
 
-@scenario(Admission.admit)
-async def admit_one_that_waits_for_what_has_failed(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+@scenario(ManagedEnqueue.enqueue)
+async def enqueue_one_that_waits_for_what_has_failed(database: Database) -> tuple[Changes[Any], Changes[Any]]:
     first = await failed(database)
-    said = await (await admission(database)).admit([Submission([job(depends_on=[first])])])
+    said = await (await managed(database)).enqueue([Submission([job(depends_on=[first])])])
     return said, accepted("default", ended={first})
 
 
-@scenario(Admission.admit_on)
-async def admit_in_anothers_transaction(database: Database) -> tuple[Changes[Any], Changes[Any]]:
-    way_in = await admission(database)
+@scenario(ManagedEnqueue.enqueue_in)
+async def enqueue_in_anothers_transaction(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+    way_in = await managed(database)
     async with database.transaction() as connection:
-        said = await way_in.admit_on(connection, [keyed(webhook_url=URL, delay_seconds=60)])
+        said = await way_in.enqueue_in(connection, [keyed(webhook_url=URL, delay_seconds=60)])
     [receipt] = said.answers
     assert isinstance(receipt, Receipt)
     return said, accepted("keyed", delayed=True, keys={KEYED}, webhooks=[(receipt.job_ids[0], URL)])
@@ -531,10 +548,10 @@ async def prune_what_is_over(database: Database) -> tuple[Changes[Any], Changes[
 
 async def in_line(database: Database) -> None:
     """One waits for the place of a key that another has just left."""
-    way_in = await admission(database)
+    way_in = await managed(database)
     first = keyed()
-    await way_in.admit([first])
-    await way_in.admit([keyed()])
+    await way_in.enqueue([first])
+    await way_in.enqueue([keyed()])
     await cancel(database, [first.jobs[0].id], TENANT, None)
 
 
@@ -551,15 +568,15 @@ async def ready_next_in_line(database: Database) -> tuple[Changes[Any], Changes[
 async def ready_next_with_the_lock(database: Database) -> tuple[Changes[Any], Changes[Any]]:
     await in_line(database)
     async with database.transaction() as connection:
-        await keys.lock(connection, [keys.key_lock(KEYED)])
+        await lock(connection, {keys.key_lock(KEYED): True})
         return await keys.ready_next_locked(connection, [KEYED]), LET_IN
 
 
 @scenario(reconcile)
 async def reconcile_a_queue_with_more_room(database: Database) -> tuple[Changes[Any], Changes[Any]]:
-    way_in = await admission(database)
+    way_in = await managed(database)
     for _ in range(2):
-        await way_in.admit([keyed()])
+        await way_in.enqueue([keyed()])
     await queues.configure(database, "keyed", {"key": ["k"], "max_queued": 1, "max_active": 2})
     said = await reconcile(database, QueueBook(database))
     assert said.answers == ["keyed"]
@@ -585,7 +602,7 @@ async def waited_for(database: Database) -> tuple[str, str, str]:
     """A job that runs, one that waits for it, and the lease of the first."""
     first = await put_one(database)
     waiting = job(depends_on=[first], lane="late")
-    await (await admission(database)).admit([Submission([waiting])])
+    await (await managed(database)).enqueue([Submission([waiting])])
     return first, waiting.id, await claim_one(database, first)
 
 

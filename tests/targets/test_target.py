@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from app.dialects import DIALECTS
 from app.outbound import ANY_ADDRESS, GuardedClient
 from app.targets.config import TargetConfig, TargetFields
 from app.targets.inventory import Inventory
@@ -15,7 +16,7 @@ def target() -> Target:
     target = Target(
         TargetConfig.of("a", TargetFields(url="http://127.0.0.1:1"), "api"), GuardedClient(ANY_ADDRESS), 1.0
     )
-    target.inventory = Inventory("ollama", [{"model": "m:latest"}], [{"model": "m:latest"}])
+    target.inventory = Inventory(DIALECTS["ollama"], [{"model": "m:latest"}], [{"model": "m:latest"}])
     return target
 
 

@@ -1,36 +1,27 @@
-"""What a model says on its way to the job: translated into its dialect, told as it comes, kept whole."""
+"""A target's answer on its way to the job: translated into its dialect, told as it comes, kept whole."""
 
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from app.dialects import (
-    Dialect,
-    Frame,
-    Kind,
-    ReplyForm,
-    ResponseFolder,
-    UsageMeter,
-    response_translator,
-)
-from app.dialects.parts import part_of
+from app.dialects import Dialect, Frame, Kind, ReplyForm, ResponseFolder, dialect_named, response_translator
 from app.executors.protocol import ClaimedJob, RunContext
 from app.jobs.outcomes import Succeeded
 
 
-class Speech:
+class TargetAnswer:
     """One answer of a target that speaks `source`, for a job in a dialect of its own."""
 
     def __init__(
         self, kind: Kind, source: Dialect, job: ClaimedJob, body: Frame, context: RunContext
     ) -> None:
         started_at = datetime.now(UTC)
-        self._kind: Kind = kind
-        self._dialect: Dialect = "openai" if job.dialect == "openai" else "ollama"
+        self._kind = kind
+        self._dialect = dialect_named(job.dialect)
         self._job_id = job.id
         self._context = context
-        self._meter = UsageMeter(source, started_at)
+        self._meter = source.meter(started_at)
         self._translator = response_translator(
             kind,
             source,
@@ -43,7 +34,7 @@ class Speech:
         )
         self._folder = ResponseFolder(kind, self._dialect)
 
-    def hear(self, frame: Frame) -> None:
+    def take(self, frame: Frame) -> None:
         """Raises GarbledAnswer for what is no answer."""
         now = datetime.now(UTC)
         self._meter.feed(frame, now)
@@ -60,16 +51,9 @@ class Speech:
         """What the target reported instead of the rest of its answer."""
         return self._translator.error
 
-    @property
-    def is_finished(self) -> bool:
-        return self._translator.finished
-
     def outcome(self) -> Succeeded:
         """Raises IncompleteAnswer when something is missing."""
-        response = self._folder.response()
-        if self._dialect == "openai" and self._kind != "embed":
-            # One id from the first chunk to the result, whoever made the answer.
-            response["id"] = f"{'chatcmpl' if self._kind == 'chat' else 'cmpl'}-{self._job_id}"
+        response = self._dialect.identified(self._kind, self._folder.response(), self._job_id)
         usage: dict[str, Any] = dict(self._meter.usage())
         return Succeeded(msgspec.json.encode(response).decode(), usage)
 
@@ -77,6 +61,6 @@ class Speech:
         if self._translator.error is not None:
             return
         self._folder.feed(frame)
-        part = part_of(self._kind, self._dialect, frame)
+        part = None if self._kind == "embed" else self._dialect.part_of(self._kind, frame)
         if part:
             self._context.output(part)

@@ -1,0 +1,327 @@
+"""OpenAI: server-sent events on /v1, as llama.cpp, vLLM and many others speak it too."""
+
+import base64
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from app.dialects.framing import SSE_DONE
+from app.dialects.neutral import Embeddings, Message, Part, Request
+from app.dialects.openai_answers import (
+    OpenAIFold,
+    OpenAIMeter,
+    OpenAIReader,
+    OpenAIWatch,
+    OpenAIWriter,
+    completion_id,
+    part_of,
+    write_call,
+)
+from app.dialects.options import options_from_sampling, sampling_from_options
+from app.dialects.protocol import Body, Dialect, Question, ReplyForm, Told
+from app.dialects.shapes import (
+    Frame,
+    GarbledAnswer,
+    Kind,
+    UntranslatableRequest,
+    as_count,
+    as_dict,
+    as_frames,
+    as_list,
+    as_text,
+    without_nulls,
+)
+from app.dialects.toolcalls import CallIds, arguments_text, read_call
+from app.errors import InvalidRequest
+
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+}
+# Ollama's own words that callers put into a body (`extra_body`) when they know what is behind it.
+_EXTRAS = ("keep_alive", "truncate", "shift")
+_EMBED_EXTRAS = ("truncate", "options", "keep_alive")
+_EFFORT_TO_THINK: dict[str, bool | str] = {
+    "none": False,
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
+# `developer` is the newer word for a system message, `function` the older one for a tool's.
+_ROLES = {"developer": "system", "function": "tool"}
+
+
+class OpenAI(Dialect):
+    name = "openai"
+    path_prefix = "/v1/"
+    sse = True
+    end_of_stream = SSE_DONE
+    inventory_questions = (Question("/v1/models"),)
+    reader = OpenAIReader
+    writer = OpenAIWriter
+    watch = OpenAIWatch
+    fold = OpenAIFold
+    meter = OpenAIMeter
+
+    def read_body(self, kind: Kind, body: bytes) -> Body:
+        given = super().read_body(kind, body)
+        if kind == "chat" and not given.messages:
+            raise InvalidRequest("[] is too short - 'messages'")
+        return given
+
+    def asks_to_stream(self, kind: Kind, stream: bool | None) -> bool:
+        return kind != "embed" and stream is True
+
+    def endpoint(self, kind: Kind, body: Mapping[str, Any]) -> str:
+        if kind == "embed":
+            return "/v1/embeddings"
+        return "/v1/chat/completions" if kind == "chat" or "messages" in body else "/v1/completions"
+
+    def read_request(self, kind: Kind, body: Frame) -> Request:
+        request = Request(model=body.get("model"))
+        if kind == "embed":
+            request.input, request.dimensions = body.get("input"), body.get("dimensions")
+            request.extras = without_nulls({name: body.get(name) for name in _EMBED_EXTRAS})
+            return request
+        request.extras = without_nulls({name: body.get(name) for name in _EXTRAS})
+        request.options = options_from_sampling(body)
+        request.format = _read_format(as_dict(body.get("response_format")))
+        request.think = _read_effort(body)
+        request.stream = body.get("stream") is True
+        if kind == "chat":
+            request.messages = _read_messages(as_list(body.get("messages")))
+            request.tools = _chosen_tools(body)
+            wanted = {"logprobs": True, "top_logprobs": body.get("top_logprobs")}
+            request.logprobs = without_nulls(wanted) if body.get("logprobs") else {}
+        else:
+            request.prompt, request.suffix = _read_prompt(body.get("prompt")), body.get("suffix") or None
+        return request
+
+    def write_request(self, kind: Kind, request: Request) -> Frame:
+        body: Frame = {"model": request.model}
+        if kind == "embed":
+            dimensions = without_nulls({"dimensions": request.dimensions})
+            return body | {"input": request.input, "encoding_format": "float", **dimensions}
+        if request.messages is None:
+            body |= {"prompt": request.prompt, **without_nulls({"suffix": request.suffix})}
+        else:
+            body |= {"messages": _write_messages(request.messages), **request.logprobs}
+            body |= {"tools": request.tools} if request.tools else {}
+            body |= {} if request.think is None else {"reasoning_effort": _write_effort(request.think)}
+        body |= sampling_from_options(request.options)
+        body |= {"response_format": _write_format(request.format)} if request.format else {}
+        usage = {"stream_options": {"include_usage": True}} if request.stream else {}
+        return body | {"stream": request.stream, **usage}
+
+    def streaming_request(self, kind: Kind, body: Frame) -> Frame:
+        if kind == "embed":
+            return body
+        stream_options = {**as_dict(body.get("stream_options")), "include_usage": True}
+        return {**body, "stream": True, "stream_options": stream_options}
+
+    def naming(self, body: Frame, own_name: str) -> Frame:
+        return {**body, "model": own_name}
+
+    def part_of(self, kind: Kind, frame: Frame) -> Part | None:
+        return part_of(frame)
+
+    def unsaid(self, kind: Kind, result: Frame) -> Part | None:
+        choices = [as_dict(choice) for choice in as_list(result.get("choices"))]
+        bare = [{**each, "message": {**as_dict(each.get("message")), "content": None}} for each in choices]
+        return part_of({"choices": bare}) if kind == "chat" else None
+
+    def identified(self, kind: Kind, response: Frame, answer_id: str) -> Frame:
+        return response if kind == "embed" else {**response, "id": completion_id(kind, answer_id)}
+
+    def check_embeddings(self, answer: Mapping[str, Any]) -> None:
+        if not isinstance(answer.get("data"), list):
+            raise GarbledAnswer("no embeddings", str(answer)[:500])
+
+    def read_embeddings(self, answer: Mapping[str, Any]) -> Embeddings:
+        items = sorted(
+            map(as_dict, as_list(answer.get("data"))), key=lambda item: as_count(item.get("index"))
+        )
+        counted = as_count(as_dict(answer.get("usage")).get("prompt_tokens"))
+        return Embeddings([_unpacked(item.get("embedding")) for item in items], counted)
+
+    def write_embeddings(
+        self, embeddings: Embeddings, model: str, total_duration: int, form: ReplyForm
+    ) -> Frame:
+        is_packed = form.encoding_format.lower() == "base64"
+        data = [
+            {"object": "embedding", "index": index, "embedding": _packed(vector) if is_packed else vector}
+            for index, vector in enumerate(embeddings.vectors)
+        ]
+        usage = {"prompt_tokens": embeddings.tokens, "total_tokens": embeddings.tokens}
+        return {"object": "list", "data": data, "model": model, "usage": usage}
+
+    def error(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> Frame:
+        fallback = "invalid_request_error" if 400 <= status < 500 else "api_error"
+        kind = _ERROR_TYPES.get(status, fallback)
+        return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+    def read_inventory(self, answers: Mapping[str, Frame | None]) -> Told:
+        models = as_dict(answers["/v1/models"]).get("data")
+        if not isinstance(models, list):
+            raise GarbledAnswer("/v1/models answered no list of models")
+        return Told(as_frames(models))
+
+    def model_name(self, model: Frame) -> str:
+        return as_text(model.get("id"))
+
+    def model_created(self, model: Frame) -> int:
+        created = model.get("created")
+        return created if isinstance(created, int) and 0 <= created < 1 << 36 else 0
+
+    def model_entry(self, name: str, created: int, own: Frame | None) -> Frame:
+        foreign = {"id": name, "object": "model", "created": created, "owned_by": "library"}
+        return foreign if own is None else own
+
+    def models_list(self, entries: list[Frame]) -> Frame:
+        return {"object": "list", "data": entries}
+
+
+def _read_messages(messages: list[Any]) -> list[Message]:
+    names: dict[str, str] = {}
+    return [_read_message(as_dict(each), names) for each in messages]
+
+
+def _read_message(message: Frame, names: dict[str, str]) -> Message:
+    role = as_text(message.get("role")) or "user"
+    calls = [read_call(call) for call in as_list(message.get("tool_calls"))]
+    names.update({call.id: call.name for call in calls})
+    text, images = _read_content(message.get("content"))
+    thinking = as_text(message.get("reasoning_content")) or as_text(message.get("reasoning"))
+    call_id = as_text(message.get("tool_call_id"))
+    tool_name = as_text(message.get("name")) or names.get(call_id, "")
+    return Message(_ROLES.get(role, role), text, images, thinking, calls, call_id, tool_name)
+
+
+def _read_content(content: Any) -> tuple[str, list[str]]:
+    if content is None or isinstance(content, str):
+        return content or "", []
+    if not isinstance(content, list):
+        raise UntranslatableRequest("invalid message content type")
+    texts: list[str] = []
+    images: list[str] = []
+    for item in content:
+        part = as_dict(item)
+        match part.get("type"):
+            case "text" | "refusal" as kind:
+                texts.append(as_text(part.get(kind)))
+            case "image_url":
+                image = part.get("image_url")
+                images.append(as_text(image.get("url") if isinstance(image, dict) else image))
+            case other:
+                raise UntranslatableRequest(f"content of type {other!r} is not supported by this target")
+    return "\n".join(texts), images
+
+
+def _write_messages(messages: list[Message]) -> list[Frame]:
+    conversation = CallIds(messages)
+    return [_write_message(message, conversation) for message in messages]
+
+
+def _write_message(message: Message, conversation: CallIds) -> Frame:
+    body: Frame = {"role": message.role, "content": _write_content(message)}
+    if message.calls:
+        body["content"] = body["content"] or None
+        body["tool_calls"] = [
+            write_call(conversation.asked(call), call.name, arguments_text(call.arguments))
+            for call in message.calls
+        ]
+    if message.role == "tool":
+        body["tool_call_id"] = conversation.answered(message)
+    if message.thinking:
+        body["reasoning_content"] = message.thinking
+    return body
+
+
+def _write_content(message: Message) -> Any:
+    if not message.images:
+        return "" if message.content is None else message.content
+    text = [{"type": "text", "text": message.content}] if message.content else []
+    return [*text, *({"type": "image_url", "image_url": {"url": url}} for url in message.images)]
+
+
+def _read_prompt(prompt: Any) -> str:
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if prompt is not None and not isinstance(prompt, str):
+        raise UntranslatableRequest("prompt must be a single text on this target")
+    return prompt or ""
+
+
+def _read_format(response_format: Frame) -> Any:
+    match response_format.get("type"):
+        case "json_object":
+            return "json"
+        case "json_schema":
+            return as_dict(response_format.get("json_schema")).get("schema") or "json"
+        case _:
+            return None
+
+
+def _write_format(neutral: Any) -> Frame:
+    if isinstance(neutral, dict):
+        return {"type": "json_schema", "json_schema": {"name": "response", "schema": neutral}}
+    return {"type": "json_object"}
+
+
+def _read_effort(body: Frame) -> bool | str | None:
+    think = body.get("think")
+    if isinstance(think, bool | str):
+        return think
+    effort = as_dict(body.get("reasoning")).get("effort") or body.get("reasoning_effort")
+    if not effort:
+        return None
+    if not isinstance(effort, str) or effort not in _EFFORT_TO_THINK:
+        raise UntranslatableRequest(
+            f'invalid reasoning value: \'{effort}\' (must be "high", "medium", "low", or "none")'
+        )
+    return _EFFORT_TO_THINK[effort]
+
+
+def _write_effort(think: bool | str) -> str:
+    if isinstance(think, str):
+        return think
+    return "medium" if think else "none"
+
+
+def _chosen_tools(body: Frame) -> list[Any]:
+    """Not every dialect has `tool_choice`: "none" takes the tools away, a named tool leaves only that one."""
+    tools = as_list(body.get("tools"))
+    choice = body.get("tool_choice")
+    if choice == "none":
+        return []
+    named = as_dict(as_dict(choice).get("function")).get("name")
+    if not named:
+        return tools
+    return [tool for tool in tools if as_dict(as_dict(tool).get("function")).get("name") == named]
+
+
+def _packed(vector: Any) -> str:
+    """OpenAI's own client asks for base64: little-endian 32-bit floats."""
+    try:
+        return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode("ascii")
+    except (TypeError, struct.error, OverflowError):
+        raise GarbledAnswer("an embedding is no list of numbers", str(vector)[:200]) from None
+
+
+def _unpacked(vector: Any) -> list[Any]:
+    if not isinstance(vector, str):
+        return as_list(vector)
+    try:
+        packed = base64.b64decode(vector, validate=True)
+        return list(struct.unpack(f"<{len(packed) // 4}f", packed))
+    except (ValueError, struct.error):
+        raise GarbledAnswer("an embedding is no base64 of 32-bit floats", vector[:200]) from None

@@ -1,0 +1,365 @@
+"""The answers of OpenAI's dialect: chunks read, written, watched, folded and measured."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from app.dialects.neutral import Delta, End, Part, Piece, ToolCall
+from app.dialects.protocol import AnswerReader, AnswerWriter, Fold, Meter, Watch
+from app.dialects.shapes import Frame, Kind, as_count, as_dict, as_list, as_text
+from app.dialects.toolcalls import CallAssembler, arguments_text
+from app.dialects.usage import Usage, from_milliseconds, tokens
+
+# Only reasons that clients know: strict ones refuse any other word.
+_FINISH_REASONS = {"length": "length", "content_filter": "content_filter"}
+_ENVELOPE = frozenset(
+    {"id", "object", "created", "model", "system_fingerprint", "created_at", "usage", "timings", "choices"}
+)
+_WRITTEN = ("content", "reasoning_content", "reasoning", "tool_calls")
+
+
+def completion_id(kind: Kind, answer_id: str) -> str:
+    return f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{answer_id}"
+
+
+def write_call(call_id: str, name: str, arguments: str) -> Frame:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def part_of(chunk: Frame) -> Part | None:
+    """What a chunk says, as a job's log keeps it."""
+    found = [_without_end(as_dict(choice)) for choice in as_list(chunk.get("choices"))]
+    choices = [choice for choice in found if choice is not None]
+    if not choices:
+        return None
+    if len(choices) == 1:
+        text = _plain_text(choices[0])
+        if text is not None:
+            return text
+    rest = {name: value for name, value in chunk.items() if name not in _ENVELOPE}
+    return {**rest, "choices": choices}
+
+
+def _said(choice: Frame) -> Frame:
+    """A server that does not stream answers with a `message` where a chunk has its `delta`."""
+    return as_dict(choice.get("delta")) or as_dict(choice.get("message"))
+
+
+def _without_end(choice: Frame) -> Frame | None:
+    """The choice as far as something is said in it."""
+    spoken = {n: value for n, value in _said(choice).items() if n != "role" and value not in (None, "", [])}
+    text = as_text(choice.get("text"))
+    logprobs = choice.get("logprobs")
+    if not spoken and not text and not logprobs:
+        return None
+    said: Frame = {"index": choice.get("index") or 0}
+    if "text" in choice:
+        said["text"] = text
+    else:
+        said["delta"] = spoken
+    return said | ({"logprobs": logprobs} if logprobs else {})
+
+
+def _plain_text(choice: Frame) -> str | None:
+    if choice["index"] != 0 or "logprobs" in choice:
+        return None
+    if "text" in choice:
+        return as_text(choice["text"])
+    delta = choice["delta"]
+    return delta["content"] if set(delta) == {"content"} and isinstance(delta["content"], str) else None
+
+
+class OpenAIReader(AnswerReader):
+    """The usage may come after the finish reason, so the end waits until the source has ended."""
+
+    def __init__(self, kind: Kind, started_at: datetime) -> None:
+        self._meter = OpenAIMeter(started_at)
+        self._calls = CallAssembler()
+        self._reason: str | None = None
+
+    def feed(self, frame: Frame, at: datetime) -> list[Piece]:
+        self._meter.feed(frame, at)
+        choices = [as_dict(item) for item in as_list(frame.get("choices"))]
+        # The others have one answer where this one may have `n`.
+        return [self._delta(choice) for choice in choices if not choice.get("index")]
+
+    def _delta(self, choice: Frame) -> Delta:
+        said = _said(choice)
+        if "tool_calls" in said:
+            self._calls.add(as_list(said["tool_calls"]))
+        if choice.get("finish_reason"):
+            self._reason = as_text(choice["finish_reason"])
+        text = as_text(said.get("content")) or as_text(said.get("refusal")) or as_text(choice.get("text"))
+        thinking = as_text(said.get("reasoning_content")) or as_text(said.get("reasoning"))
+        return Delta(text, thinking, logprobs=as_list(as_dict(choice.get("logprobs")).get("content")))
+
+    def finish(self) -> list[Piece]:
+        if self._reason is None:
+            return []
+        usage = self._meter.usage()
+        end = End(
+            self._reason,
+            usage["prompt_tokens"],
+            usage["completion_tokens"],
+            usage["prefill_seconds"],
+            usage["decode_seconds"],
+        )
+        return [Delta(calls=self._calls.calls()), end] if self._calls else [end]
+
+
+class OpenAIWriter(AnswerWriter):
+    """The first chunk carries the role, then come the deltas, one with nothing but the finish reason, and the
+    usage chunk when it is wanted."""
+
+    def __init__(
+        self, kind: Kind, model: str, answer_id: str, started_at: datetime, *, include_usage: bool = True
+    ) -> None:
+        self._chat = kind == "chat"
+        self._answer_id = answer_id
+        self._include_usage = include_usage
+        self._envelope: Frame = {
+            "id": completion_id(kind, answer_id),
+            "object": "chat.completion.chunk" if self._chat else "text_completion",
+            "created": int(started_at.timestamp()),
+            "model": model,
+            "system_fingerprint": "fp_foreman",
+        }
+        # What a target said in another dialect bears the name that Ollama gives to its own translations.
+        self._translated = {**self._envelope, "system_fingerprint": "fp_ollama"}
+        # The choices that have had their role.
+        self._begun: set[int] = set()
+        self._calls_sent = 0
+
+    def delta(self, delta: Delta, at: datetime) -> list[Frame]:
+        if not self._chat:
+            return [self._chunk({"text": delta.text})] if delta.text else []
+        said: Frame = {}
+        if delta.thinking:
+            # Ollama calls it one thing, DeepSeek and llama.cpp the other; clients look for either.
+            said |= {"reasoning": delta.thinking, "reasoning_content": delta.thinking}
+        if delta.text:
+            said["content"] = delta.text
+        if delta.calls:
+            said["tool_calls"] = [self._call(call) for call in delta.calls]
+        if not said and not delta.logprobs:
+            return []
+        logprobs = {"content": delta.logprobs, "refusal": None} if delta.logprobs else None
+        return [self._chunk({"delta": self._with_role(said)}, logprobs=logprobs)]
+
+    def _with_role(self, said: Frame) -> Frame:
+        if 0 in self._begun:
+            return said
+        self._begun.add(0)
+        return {"role": "assistant", "content": None if "tool_calls" in said else "", **said}
+
+    def _call(self, call: ToolCall) -> Frame:
+        index = self._calls_sent
+        self._calls_sent += 1
+        call_id = call.id or f"call_{self._answer_id[-24:]}_{index}"
+        return {"index": index, **write_call(call_id, call.name, arguments_text(call.arguments))}
+
+    def _chunk(self, said: Frame, reason: str | None = None, logprobs: Frame | None = None) -> Frame:
+        choice = {"index": 0, **said, "finish_reason": reason, "logprobs": logprobs}
+        return {**self._translated, "choices": [choice]}
+
+    def end(self, end: End, at: datetime) -> list[Frame]:
+        reason = _FINISH_REASONS.get(end.reason, "stop")
+        if self._calls_sent and reason == "stop":
+            reason = "tool_calls"
+        chunks = [self._chunk({"delta": self._with_role({})} if self._chat else {"text": ""}, reason)]
+        if self._include_usage:
+            counts = {"prompt_tokens": end.prompt_tokens, "completion_tokens": end.completion_tokens}
+            total = end.prompt_tokens + end.completion_tokens
+            chunks.append({**self._translated, "choices": [], "usage": {**counts, "total_tokens": total}})
+        return chunks
+
+    def say(self, part: Part, at: datetime) -> Frame:
+        if isinstance(part, str):
+            said: Frame = {"delta": {"content": part}} if self._chat else {"text": part}
+            return {**self._envelope, "choices": [self._whole({"index": 0, **said})]}
+        choices = [self._whole(as_dict(choice)) for choice in as_list(part.get("choices"))]
+        return {**self._envelope, **part, "choices": choices}
+
+    def ending(self, result: Mapping[str, Any], at: datetime) -> list[Frame]:
+        frames: list[Frame] = []
+        for each in as_list(result.get("choices")):
+            choice = as_dict(each)
+            said: Frame = {"delta": {}} if self._chat else {"text": ""}
+            end = {"index": choice.get("index") or 0, **said}
+            frames.append(
+                {**self._envelope, "choices": [self._whole(end, choice.get("finish_reason") or "stop")]}
+            )
+        if self._include_usage and isinstance(result.get("usage"), dict):
+            frames.append({**self._envelope, "choices": [], "usage": result["usage"]})
+        return frames
+
+    def _whole(self, choice: Frame, reason: str | None = None) -> Frame:
+        index = choice["index"]
+        if "delta" in choice and index not in self._begun:
+            self._begun.add(index)
+            choice = {**choice, "delta": {"role": "assistant", "content": "", **choice["delta"]}}
+        return {**choice, "logprobs": choice.get("logprobs"), "finish_reason": reason}
+
+    def silence(self, at: datetime) -> Frame:
+        return {**self._envelope, "choices": []}
+
+
+class OpenAIWatch(Watch):
+    """Withholds only what the caller did not ask for: the usage that we ask every target to send."""
+
+    def __init__(self, *, include_usage: bool) -> None:
+        super().__init__(include_usage=include_usage)
+        # The usage chunk follows the finish reasons, so only the end of the source is the end.
+        self._begun: set[int] = set()
+        self._finished: set[int] = set()
+
+    @property
+    def complete(self) -> bool:
+        return bool(self._begun) and self._begun == self._finished
+
+    def passes(self, frame: Frame) -> list[Frame]:
+        choices = [as_dict(choice) for choice in as_list(frame.get("choices"))]
+        for choice in choices:
+            index = as_count(choice.get("index"))
+            self._begun.add(index)
+            if choice.get("finish_reason"):
+                self._finished.add(index)
+        if self._include_usage or "usage" not in frame or any("message" in choice for choice in choices):
+            return [frame]
+        if not choices:
+            return []
+        return [{name: value for name, value in frame.items() if name != "usage"}]
+
+
+class OpenAIFold(Fold):
+    """Chunks of chat completions or of the older completions; the shape of the choices tells which."""
+
+    def __init__(self, kind: Kind) -> None:
+        self._envelope: Frame = {}
+        self._choices: dict[int, _Choice] = {}
+
+    @property
+    def text(self) -> str:
+        first = self._choices.get(0)
+        return first.text if first else ""
+
+    def feed(self, frame: Frame) -> None:
+        # Later fields win (usage, timings), but a null never wipes out a value.
+        for name, value in frame.items():
+            if name != "choices" and (value is not None or name not in self._envelope):
+                self._envelope[name] = value
+        for item in as_list(frame.get("choices")):
+            choice = as_dict(item)
+            index = choice.get("index")
+            index = index if isinstance(index, int) else 0
+            if index not in self._choices:
+                self._choices[index] = _Choice()
+            self._choices[index].feed(choice)
+
+    def response(self) -> Frame | None:
+        if not self._choices or not all(choice.finish_reason for choice in self._choices.values()):
+            return None
+        envelope = dict(self._envelope)
+        if envelope.get("object") == "chat.completion.chunk":
+            envelope["object"] = "chat.completion"
+        if envelope.get("usage", ...) is None:
+            del envelope["usage"]
+        choices = [{"index": index, **self._choices[index].whole()} for index in sorted(self._choices)]
+        return {**envelope, "choices": choices}
+
+
+class _Choice:
+    def __init__(self) -> None:
+        self._is_chat = False
+        self._message: Frame = {"role": "assistant", "content": None}
+        self._text = ""
+        self._calls = CallAssembler()
+        self._logprobs: Frame | None = None
+        self.finish_reason: str | None = None
+
+    @property
+    def text(self) -> str:
+        return as_text(self._message["content"]) if self._is_chat else self._text
+
+    def feed(self, choice: Frame) -> None:
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        self._text += as_text(choice.get("text"))
+        if isinstance(choice.get("logprobs"), dict):
+            self._logprobs = self._logprobs or {}
+            _join(self._logprobs, choice["logprobs"])
+        said = choice.get("delta", choice.get("message"))
+        if isinstance(said, dict):
+            self._is_chat = True
+            if "tool_calls" in said:
+                self._calls.add(as_list(said["tool_calls"]))
+                said = {name: value for name, value in said.items() if name != "tool_calls"}
+            _join(self._message, said)
+
+    def whole(self) -> Frame:
+        ending = {"logprobs": self._logprobs, "finish_reason": self.finish_reason}
+        if not self._is_chat:
+            return {"text": self._text, **ending}
+        message = dict(self._message)
+        if self._calls:
+            calls = self._calls.calls()
+            message["tool_calls"] = [write_call(call.id, call.name, call.arguments) for call in calls]
+        return {"message": message, **ending}
+
+
+def _join(whole: Frame, more: Frame) -> None:
+    """Text and lists grow, anything else is replaced, and the role is said once."""
+    for name, value in more.items():
+        known = whole.get(name)
+        grows = isinstance(known, str) and isinstance(value, str) and name != "role"
+        if grows or (isinstance(known, list) and isinstance(value, list)):
+            whole[name] = known + value
+        elif value is not None or name not in whole:
+            whole[name] = value
+
+
+def usage_of(body: Mapping[str, Any], *, prefill_seconds: float = 0.0, decode_seconds: float = 0.0) -> Usage:
+    """From an answer or chunk with `usage`; the seconds are for servers that do not time themselves."""
+    counts = as_dict(body.get("usage"))
+    timings = as_dict(body.get("timings"))
+    return Usage(
+        prompt_tokens=tokens(counts.get("prompt_tokens")),
+        completion_tokens=tokens(counts.get("completion_tokens")),
+        load_seconds=0.0,
+        prefill_seconds=from_milliseconds(timings.get("prompt_ms"), prefill_seconds),
+        decode_seconds=from_milliseconds(timings.get("predicted_ms"), decode_seconds),
+    )
+
+
+class OpenAIMeter(Meter):
+    """OpenAI's usage counts tokens only; llama.cpp adds `timings`, and for everybody else the moments count
+    at which the frames arrived."""
+
+    def __init__(self, started_at: datetime) -> None:
+        self._started_at = started_at
+        self._first_output_at: datetime | None = None
+        self._last_output_at = started_at
+        self._seen: Frame = {}
+
+    def feed(self, frame: Frame, at: datetime) -> None:
+        for name in ("usage", "timings"):
+            if isinstance(frame.get(name), dict):
+                self._seen[name] = frame[name]
+        if any(_has_output(as_dict(choice)) for choice in as_list(frame.get("choices"))):
+            self._first_output_at = self._first_output_at or at
+            self._last_output_at = at
+
+    def usage(self) -> Usage:
+        """Until the first output, and from there to the last."""
+        if self._first_output_at is None:
+            return usage_of(self._seen)
+        prefill = (self._first_output_at - self._started_at).total_seconds()
+        decode = (self._last_output_at - self._first_output_at).total_seconds()
+        return usage_of(self._seen, prefill_seconds=max(0.0, prefill), decode_seconds=max(0.0, decode))
+
+
+def _has_output(choice: Frame) -> bool:
+    """Whether a choice carries something the model wrote, not just a role or an end."""
+    if choice.get("text"):
+        return True
+    said = _said(choice)
+    return any(said.get(name) for name in _WRITTEN)

@@ -1,0 +1,318 @@
+"""What a dialect is: everything that Foreman needs to know of one way of speaking to models.
+
+A new one is a subclass of `Dialect` in a file of its own, a line in `DIALECTS` and the routes of its surface.
+Within one dialect nothing is translated: bodies and frames pass as they are. Between two of them everything
+goes by way of what stands in neutral.py, so that no dialect knows another.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, ClassVar, Literal
+
+import msgspec
+
+from app.dialects.framing import EVENT_STREAM, NDJSON, SSE_KEEP_ALIVE, FrameDecoder
+from app.dialects.neutral import Delta, Embeddings, End, Part, Piece, Request
+from app.dialects.runner import RunnerOptions
+from app.dialects.shapes import Frame, Kind, as_text, asks_for_usage, is_legacy_embeddings
+from app.dialects.usage import Usage
+from app.errors import InvalidRequest
+
+Loading = Literal["load", "unload"]
+_MAX_MODEL_CHARS = 512
+
+
+class AnyObject(msgspec.Struct, frozen=True, gc=False):
+    """Its members are the target's business: they are read over, but not kept."""
+
+
+class StreamOptions(msgspec.Struct, frozen=True, gc=False):
+    include_usage: msgspec.Raw = msgspec.Raw(b"false")
+
+
+class Body(msgspec.Struct, frozen=True, gc=False):
+    """What Foreman itself needs to understand of a body; the rest is the target's business."""
+
+    model: str = ""
+    messages: list[AnyObject] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def runner_options(self) -> RunnerOptions | None:
+        """Those that decide which resident model can serve it, where the dialect has them."""
+        return None
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and bytes(self.stream_options.include_usage) == b"true"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyForm:
+    """How a caller wants its answer. A job's log is best kept with its usage, whatever its caller asked."""
+
+    include_usage: bool = True
+    encoding_format: str = "float"
+    legacy_embeddings: bool = False
+
+    @classmethod
+    def asked_by(cls, body: Mapping[str, Any]) -> "ReplyForm":
+        """What a request, in the dialect of its caller, says about it."""
+        return cls(
+            include_usage=asks_for_usage(body) or body.get("stream") is not True,
+            encoding_format=as_text(body.get("encoding_format")) or "float",
+            legacy_embeddings=is_legacy_embeddings(body),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A path that is asked for the inventory of a target."""
+
+    path: str
+    # Without this answer it is no target.
+    needed: bool = True
+    # Asked once for as long as the target is awake.
+    lasting: bool = False
+
+
+class Told(msgspec.Struct):
+    """A target's models and what is resident, as it describes them, and its version."""
+
+    models: list[Frame]
+    running: list[Frame] = []
+    version: str | None = None
+
+
+class AnswerReader(ABC):
+    """The frames of one answer as neutral pieces; nothing follows an `End`. Errors are not its business."""
+
+    @abstractmethod
+    def __init__(self, kind: Kind, started_at: datetime) -> None: ...
+
+    @abstractmethod
+    def feed(self, frame: Frame, at: datetime) -> list[Piece]: ...
+
+    def finish(self) -> list[Piece]:
+        """The source has ended; if there was no `End`, it was cut short."""
+        return []
+
+
+class AnswerWriter(ABC):
+    """The frames of one answer: from neutral pieces, or from a job's log and its result."""
+
+    @abstractmethod
+    def __init__(
+        self, kind: Kind, model: str, answer_id: str, started_at: datetime, *, include_usage: bool = True
+    ) -> None:
+        """`model` is echoed under the name the caller used."""
+
+    @abstractmethod
+    def delta(self, delta: Delta, at: datetime) -> list[Frame]: ...
+
+    @abstractmethod
+    def end(self, end: End, at: datetime) -> list[Frame]: ...
+
+    @abstractmethod
+    def say(self, part: Part, at: datetime) -> Frame:
+        """A part that was kept in this dialect."""
+
+    @abstractmethod
+    def ending(self, result: Mapping[str, Any], at: datetime) -> list[Frame]:
+        """The last frames of a result in this dialect: how it ended, and the counts."""
+
+    @abstractmethod
+    def silence(self, at: datetime) -> Frame:
+        """Says nothing: clients take it, unlike an empty line."""
+
+
+class Watch(ABC):
+    """Looks at the frames of one answer that stays in its dialect."""
+
+    # The last frame has passed.
+    ended = False
+
+    def __init__(self, *, include_usage: bool) -> None:
+        self._include_usage = include_usage
+
+    @property
+    def complete(self) -> bool:
+        """Whether the source may end here."""
+        return self.ended
+
+    @abstractmethod
+    def passes(self, frame: Frame) -> list[Frame]:
+        """The very frame, or without what its caller did not ask for."""
+
+
+class Fold(ABC):
+    """From the frames of a stream to the one object that a caller gets who did not ask to stream."""
+
+    @abstractmethod
+    def __init__(self, kind: Kind) -> None: ...
+
+    @property
+    @abstractmethod
+    def text(self) -> str:
+        """What the model has written so far, as far as it is text for a reader."""
+
+    @abstractmethod
+    def feed(self, frame: Frame) -> None: ...
+
+    @abstractmethod
+    def response(self) -> Frame | None:
+        """None while something is missing."""
+
+
+class Meter(ABC):
+    """Measures an answer by its frames, as they arrive from a target."""
+
+    @abstractmethod
+    def __init__(self, started_at: datetime) -> None: ...
+
+    @abstractmethod
+    def feed(self, frame: Frame, at: datetime) -> None: ...
+
+    @abstractmethod
+    def usage(self) -> Usage: ...
+
+
+class Dialect(ABC):
+    """All methods are pure."""
+
+    name: ClassVar[str]
+    # What the paths of its surface begin with.
+    path_prefix: ClassVar[str]
+    # Streams are server-sent events, or else lines of JSON.
+    sse: ClassVar[bool]
+    end_of_stream: ClassVar[bytes] = b""
+    body_shape: ClassVar[type[Body]] = Body
+    inventory_questions: ClassVar[tuple[Question, ...]]
+    # Whether a target's inventory says which models are resident.
+    tells_residents: ClassVar[bool] = False
+
+    reader: ClassVar[type[AnswerReader]]
+    writer: ClassVar[type[AnswerWriter]]
+    watch: ClassVar[type[Watch]]
+    fold: ClassVar[type[Fold]]
+    meter: ClassVar[type[Meter]]
+
+    def __init__(self) -> None:
+        self._decode = msgspec.json.Decoder(self.body_shape).decode
+        self.stream_type = EVENT_STREAM if self.sse else NDJSON
+
+    # -- requests ------------------------------------------------------------------------------------
+
+    def read_body(self, kind: Kind, body: bytes) -> Body:
+        """Raises InvalidRequest."""
+        try:
+            given = self._decode(body)
+        except msgspec.ValidationError as problem:
+            raise InvalidRequest(f"invalid request: {problem}") from problem
+        if not given.model or "\0" in given.model or len(given.model) > _MAX_MODEL_CHARS:
+            raise InvalidRequest("model is required")
+        return given
+
+    @abstractmethod
+    def asks_to_stream(self, kind: Kind, stream: bool | None) -> bool: ...
+
+    @abstractmethod
+    def endpoint(self, kind: Kind, body: Mapping[str, Any]) -> str:
+        """Where a target takes this body."""
+
+    @abstractmethod
+    def read_request(self, kind: Kind, body: Frame) -> Request:
+        """Raises UntranslatableRequest, as does `write_request`, with a message for the caller."""
+
+    @abstractmethod
+    def write_request(self, kind: Kind, request: Request) -> Frame: ...
+
+    @abstractmethod
+    def streaming_request(self, kind: Kind, body: Frame) -> Frame:
+        """The same body, streamed and with usage even if its caller did not ask: for progress and ledger."""
+
+    def naming(self, body: Frame, own_name: str) -> Frame:
+        """The body with the model as the target spells it, where targets know one spelling only."""
+        return body
+
+    def only_loads(self, kind: Kind, body: Mapping[str, Any]) -> Loading | None:
+        """Whether a request only asks to load or unload its model."""
+        return None
+
+    def loading_answer(self, kind: Kind, model: str, at: datetime, reason: Loading) -> Frame:
+        """The whole answer to such a request, where a target has nothing to load."""
+        raise NotImplementedError
+
+    def load_request(self, kind: Kind, body: Mapping[str, Any]) -> Frame | None:
+        """The call that makes a job's model resident as the job will need it; None where there is none."""
+        return None
+
+    # -- answers -------------------------------------------------------------------------------------
+
+    def decoder(self) -> FrameDecoder:
+        return FrameDecoder(sse=self.sse)
+
+    def encode(self, frame: Frame) -> bytes:
+        body = msgspec.json.encode(frame)
+        return b"data: " + body + b"\n\n" if self.sse else body + b"\n"
+
+    def sign_of_life(self, writer: AnswerWriter, at: datetime) -> bytes:
+        """Keeps a waiting stream alive."""
+        return SSE_KEEP_ALIVE if self.sse else self.encode(writer.silence(at))
+
+    @abstractmethod
+    def part_of(self, kind: Kind, frame: Frame) -> Part | None:
+        """What a frame says; None when it says nothing, as the first and the last one often do."""
+
+    @abstractmethod
+    def unsaid(self, kind: Kind, result: Frame) -> Part | None:
+        """What a result says besides its text."""
+
+    def identified(self, kind: Kind, response: Frame, answer_id: str) -> Frame:
+        """One id from the first chunk to the result, whoever made the answer."""
+        return response
+
+    @abstractmethod
+    def check_embeddings(self, answer: Mapping[str, Any]) -> None:
+        """Raises GarbledAnswer for JSON that holds no embeddings."""
+
+    @abstractmethod
+    def read_embeddings(self, answer: Mapping[str, Any]) -> Embeddings: ...
+
+    @abstractmethod
+    def write_embeddings(
+        self, embeddings: Embeddings, model: str, total_duration: int, form: ReplyForm
+    ) -> Frame: ...
+
+    # -- errors --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def error(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> Frame:
+        """The error body, or the in-band error frame."""
+
+    def model_not_found(self, model: str) -> Frame:
+        """Ollama's own words for a 404, in the shape of the surface."""
+        return self.error(404, f"model '{model}' not found", param="model", code="model_not_found")
+
+    # -- models --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def read_inventory(self, answers: Mapping[str, Frame | None]) -> Told:
+        """From the answers to `inventory_questions`, by path. Raises GarbledAnswer."""
+
+    @abstractmethod
+    def model_name(self, model: Frame) -> str: ...
+
+    @abstractmethod
+    def model_created(self, model: Frame) -> int:
+        """In seconds since 1970; 0 when it is not known."""
+
+    @abstractmethod
+    def model_entry(self, name: str, created: int, own: Frame | None) -> Frame:
+        """A model in the list of all; `own` is how its target describes it in this dialect."""
+
+    @abstractmethod
+    def models_list(self, entries: list[Frame]) -> Frame: ...
