@@ -18,6 +18,7 @@ from app.jobs.states import Verb
 from app.store import artifacts, bulk, dependencies, keys, outbox, queues, schedules, targets
 from app.store.artifacts import NewArtifact
 from app.store.changes import Changes, Failure
+from app.store.claims import Claims, Seat
 from app.store.database import Database
 from app.store.enqueue import enqueue
 from app.store.events import NewEvent, append
