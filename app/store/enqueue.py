@@ -113,8 +113,8 @@ class Rows:
                 more = (ids[0], None, None, None, parent_deadline, gate)
         self.rows.append(_of_job(job) + more)
 
-    def statement(self) -> tuple[str, list[object]]:
-        """The statement that inserts them, and what it is sent."""
+    def sent(self) -> tuple[tuple[int, ...], bool, list[object]]:
+        """Which inputs are used, whether all jobs share their place, and what the statement is sent."""
         columns = list(zip(*self.rows, strict=True))
         used = tuple(
             index for index, column in enumerate(columns) if column.count(INPUTS[index].usual) < len(column)
@@ -127,7 +127,7 @@ class Rows:
             else _encoded(INPUTS[index], columns[index])
             for index in used
         ]
-        return enqueue_statement(used, one_place=one_place), sent
+        return used, one_place, sent
 
 
 def _encoded(given: Input, values: tuple[object, ...]) -> tuple[object, ...]:
@@ -280,8 +280,8 @@ async def _insert(
 
 async def insert(connection: Runner, rows: Rows) -> set[str]:
     """Insert these rows, with their events; the ids that are there now."""
-    statement, sent = rows.statement()
-    records = await connection.fetch(statement, *sent)
+    used, one_place, sent = rows.sent()
+    records = await connection.fetch(enqueue_statement(used, one_place=one_place), *sent)
     return {record["id"] for record in records}
 
 

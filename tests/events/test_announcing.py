@@ -126,6 +126,7 @@ async def test_what_concerns_this_process_only_does_not_cross(hubs: tuple[Hub, H
     here.announce(local())
     here.announce(Changes(jobs={"end"}))
     assert await theirs.next() == Changes(jobs={"end"})
+    await until(lambda: sent() - before >= 1)
     assert sent() - before == 1
 
 

@@ -157,7 +157,8 @@ def test_nobody_rings_a_bell_of_another() -> None:
             for node in ast.walk(function):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                     rung = ast.unparse(node.func)
-                    own = rung.startswith("self._") and rung.count(".") == 2
+                    # A loop of its own, or the loop that it is.
+                    own = rung == "self.wake" or (rung.startswith("self._") and rung.count(".") == 2)
                     assert node.func.attr != "wake" or own, f"{module.name}.{name}: {rung}"
                     assert "hub._" not in rung, f"{module.name}.{name}: {rung}"
     [hub] = [module for module in verbs.modules() if module.name == "app.events.hub"]

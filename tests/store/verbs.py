@@ -81,7 +81,10 @@ def movers() -> dict[str, Function]:
             functions[f"{module.name}.{name}"] = module.functions[name]
             uses[f"{module.name}.{name}"] = module.used(name)
         for name, value in vars(importlib.import_module(module.name)).items():
-            if isinstance(value, str) and not name.startswith("__") and MOVES.search(value):
+            # A statement, or several to choose from.
+            texts = value.values() if isinstance(value, dict) else [value]
+            moves = any(isinstance(text, str) and MOVES.search(text) for text in texts)
+            if moves and not name.startswith("__"):
                 moving.add(f"{module.name}.{name}")
     while found := {name for name, used in uses.items() if name not in moving and used & moving}:
         moving |= found
