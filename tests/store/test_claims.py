@@ -9,7 +9,7 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from app.store import claims as claims_module
+from app.store import low_water
 from app.store.claims import Claims, Seat
 from app.store.database import Database
 from app.store.heads import Head, HeadsWalk, heads_of
@@ -193,7 +193,7 @@ async def test_a_job_that_appears_behind_the_mark_is_claimed_after_the_reset(
     await backdate(database, hidden, "ready_at")
     assert await claim(database, claims=claims) == []  # the mark has stepped over it
     assert len(await heads(database)) == 1  # but it is not forgotten
-    monkeypatch.setattr(claims_module, "MARK_SECONDS", 0)
+    monkeypatch.setattr(low_water, "MARK_SECONDS", 0)
     assert ids(await claim(database, claims=claims)) == [hidden]
 
 
@@ -212,7 +212,7 @@ async def test_a_transaction_held_open_elsewhere_does_not_slow_claims_down(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dead index entries cannot be removed under it; the mark steps over them."""
-    monkeypatch.setattr(claims_module, "SLACK", timedelta(0))  # or the test would have to last for seconds
+    monkeypatch.setattr(low_water, "SLACK", timedelta(0))  # or the test would have to last for seconds
     size = 200
 
     async def pages_read_by(claims: Claims) -> int:

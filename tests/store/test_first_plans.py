@@ -25,8 +25,8 @@ NARROW = re.compile(
 )
 # Those that walk an index of what waits, and nothing else, from its beginning or to their LIMIT.
 WALKS = {
-    "depth.DEPTH",
     "census.LOOK",
+    "depth.DEPTH",
     "heads.HEADS",
     "heads.HEADS_OF",
     "promote.NEXT_DUE",
