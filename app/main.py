@@ -13,7 +13,6 @@ from app.api import (
     bulk,
     dead_letters,
     describe,
-    describe_events,
     describe_queues,
     describe_webhooks,
     document,
@@ -32,6 +31,7 @@ from app.api import (
 )
 from app.api.edge import Edge
 from app.api.guard import Guard
+from app.api.job_documents import JobError, WebhookMessage
 from app.api.mount import mounted
 from app.api.problems import (
     handle_bug,
@@ -39,7 +39,7 @@ from app.api.problems import (
     handle_http_exception,
     handle_invalid_parameters,
 )
-from app.api.routes import Route, Scope
+from app.api.worker_schemas import ReportedUsage
 from app.config import Settings, listed
 from app.errors import ForemanError
 from app.foreman import Foreman
@@ -48,43 +48,23 @@ DESCRIPTION = "A durable job server that speaks HTTP: hand it work, hang up, be 
 
 # In the order in which the framework looks for them.
 ROUTES = [
+    *jobs.routes,
+    *workers.routes,
+    *events.routes,
+    *stream.routes,
+    *feed.routes,
+    *artifacts.routes,
     *targets.routes,
     *ollama.routes,
     *openai.routes,
     *health.routes,
 ]
 
-_HOT = {
-    "/jobs": jobs.submit,
-    "/jobs/batch": jobs.submit_batch,
-    "/claims": workers.claim,
-    "/settlements": workers.settlements,
-}
-_STREAMS = {
-    "/jobs/{job_id}/events": events.read,
-    "/jobs/{job_id}/stream": stream.stream,
-    "/events": feed.feed,
-}
-# Those that are not declared yet, as far as the edge needs to know them.
-UNDECLARED = [
-    *(
-        Route("POST", path, endpoint, scope=Scope.OPEN, tag="", summary="", responses={}, hot=True)
-        for path, endpoint in _HOT.items()
-    ),
-    *(
-        Route("GET", path, endpoint, scope=Scope.OPEN, tag="", summary="", responses={}, stream=True)
-        for path, endpoint in _STREAMS.items()
-    ),
-]
+# Shapes that the document needs although no route names them.
+UNNAMED = (JobError, ReportedUsage, WebhookMessage)
 ROUTERS = [
     each.router
     for each in (
-        jobs,
-        workers,
-        events,
-        stream,
-        feed,
-        artifacts,
         webhooks,
         queues,
         dead_letters,
@@ -125,9 +105,9 @@ def create_app(settings: Settings) -> Edge:
     @functools.cache
     def openapi() -> dict[str, Any]:
         described = by_framework()
-        document.describe(described, routes)
+        document.describe(described, routes, UNNAMED)
         described.setdefault("components", {}).setdefault("schemas", {}).update(
-            describe.SCHEMAS | describe_events.SCHEMAS | describe_queues.SCHEMAS | describe_webhooks.SCHEMAS
+            describe.SCHEMAS | describe_queues.SCHEMAS | describe_webhooks.SCHEMAS
         )
         return described
 
@@ -139,5 +119,5 @@ def create_app(settings: Settings) -> Edge:
         max_body_bytes=settings.max_body_bytes,
         max_artifact_bytes=settings.max_artifact_bytes,
         max_bytes_in_flight=settings.max_bytes_in_flight,
-        routes=routes if is_worker else [*UNDECLARED, *routes],
+        routes=routes,
     )

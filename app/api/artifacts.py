@@ -5,22 +5,26 @@ import hashlib
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Annotated
 
+from fastapi import Header, Query
+from pydantic import AfterValidator
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Send
+from starlette.types import Scope as ASGIScope
 
-from app.api import describe_artifacts as describe
-from app.api.direct import direct_router, json_response
-from app.api.house import House, house_of, tenant_of
-from app.api.jobs import job_id_of
+from app.api.house import House
+from app.api.job_documents import Artifact
+from app.api.job_parameters import JobIdInPath
+from app.api.parameters import NameInPath, Server, Tenant
 from app.api.problems import problem_response
 from app.api.ranges import Slice, parse_range
-from app.api.render import dump
+from app.api.routes import ETAG, Answer, AnswerHeader, Content, Reply, Routes, Scope
 from app.errors import ForemanError, InvalidRequest, LeaseLost, NotFound, RangeNotSatisfiable, Unavailable
 from app.jobs.artifacts import COMPLETION, INLINE_LIMIT, RESULT, artifact, completion_type
 from app.jobs.results import completion
-from app.jobs.submission import NAME, invalid
+from app.jobs.submission import invalid, is_name
 from app.store import artifacts as store
 from app.store.artifacts import NewArtifact
 from app.store.changes import Changes
@@ -28,12 +32,10 @@ from app.store.job import Job
 from app.store.read import get_job
 from app.telemetry import ARTIFACT_BYTES
 
-router = direct_router("artifacts")
+routes = Routes("artifacts")
 
-TOKEN_HEADER = "x-foreman-lease-token"  # noqa: S105 - the name of a header
 DEFAULT_TYPE = "application/octet-stream"
 MAX_TYPE_LENGTH = 255
-_NAME = re.compile(NAME.removesuffix("$") + r"\Z")
 _TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+\s*(;[\x20-\x7e]*)?\Z")
 _TEXT = re.compile(
     r"text/|application/(json|xml|yaml|x-ndjson|[a-z0-9.+-]+\+(json|xml|yaml))\b", re.IGNORECASE
@@ -43,47 +45,70 @@ _TAKEN_IN = ARTIFACT_BYTES.labels("in")
 _GIVEN_OUT = ARTIFACT_BYTES.labels("out")
 
 
-@router.put("/jobs/{job_id}/artifacts/{name}", status_code=201, **describe.PUT)
-async def put(request: Request) -> Response:
-    house = house_of(request)
-    job_id, name, content_type = job_id_of(request), _name(request), _content_type(request)
-    token = _lease_token(request)
-    held = await store.holds_lease(house.database, job_id, tenant_of(request), token)
-    if held is None:
-        raise NotFound("There is no such job.")
-    if not held:
-        raise LeaseLost()
-    taken = await _take_in(house, request, NewArtifact(job_id, name, content_type, 0, ""))
-    changes = await _make_visible(house, taken, token)
-    _TAKEN_IN.inc(taken.size)
-    house.hub.announce(changes)
-    document = artifact(job_id, name, content_type, taken.size, taken.content)
-    return json_response(dump(document), 201 if changes.answers[0] else 200, {"etag": taken.etag})
-
-
-def _name(request: Request) -> str:
-    name: str = request.path_params["name"]
-    if not _NAME.match(name):
+def _name(name: str) -> str:
+    if not is_name(name):
         raise invalid(
             "name", "must have 1 to 128 letters, digits and . _ : -, and begin with one of the first two"
         )
     return name
 
 
-def _content_type(request: Request) -> str:
-    given = request.headers.get("content-type", DEFAULT_TYPE).strip()
+def _content_type(given: str) -> str:
+    given = given.strip()
     if len(given) > MAX_TYPE_LENGTH or not _TYPE.match(given):
         raise invalid("Content-Type", "is not a media type")
     return given
 
 
-def _lease_token(request: Request) -> str:
-    token = request.headers.get(TOKEN_HEADER) or request.query_params.get("lease_token")
-    if not token:
-        raise invalid("lease_token", "is required, as X-Foreman-Lease-Token or in the query")
-    if "\0" in token:
+@routes.put(
+    "/jobs/{job_id}/artifacts/{name}",
+    scope=Scope.JOBS_WORK,
+    summary="Add an artifact to a running job",
+    request=Content(bytes, "*/*"),
+    responses={
+        201: Reply("Added", Artifact, (ETAG,)),
+        200: Reply("Replaced the one of that name", Artifact, (ETAG,)),
+    },
+    errors=(404, 408, 409, 413, 422, 503),
+)
+async def put(
+    request: Request,
+    server: Server,
+    tenant: Tenant,
+    job_id: JobIdInPath,
+    name: Annotated[NameInPath, AfterValidator(_name)],
+    # Said by the body's description already.
+    content_type: Annotated[
+        str, AfterValidator(_content_type), Header(include_in_schema=False)
+    ] = DEFAULT_TYPE,
+    token_in_header: Annotated[
+        str | None, Header(alias="X-Foreman-Lease-Token", description="The lease token of the claim.")
+    ] = None,
+    token_in_query: Annotated[
+        str | None,
+        Query(alias="lease_token", description="The same, for clients that cannot set headers."),
+    ] = None,
+) -> Answer[Artifact]:
+    token = _lease_token(token_in_header or token_in_query)
+    held = await store.holds_lease(server.database, job_id, tenant, token)
+    if held is None:
+        raise NotFound("There is no such job.")
+    if not held:
         raise LeaseLost()
-    return token
+    taken = await _take_in(server, request, NewArtifact(job_id, name, content_type, 0, ""))
+    changes = await _make_visible(server, taken, token)
+    _TAKEN_IN.inc(taken.size)
+    server.hub.announce(changes)
+    document = Artifact(**artifact(job_id, name, content_type, taken.size, taken.content))
+    return Answer(document, 201 if changes.answers[0] else 200, {"etag": taken.etag})
+
+
+def _lease_token(given: str | None) -> str:
+    if not given:
+        raise invalid("lease_token", "is required, as X-Foreman-Lease-Token or in the query")
+    if "\0" in given:
+        raise LeaseLost()
+    return given
 
 
 class _Body:
@@ -180,11 +205,41 @@ class Found:
     location: str | None
 
 
-@router.head("/jobs/{job_id}/artifacts/{name}", include_in_schema=False)
-@router.get("/jobs/{job_id}/artifacts/{name}", **describe.GET)
-async def get(request: Request) -> ASGIApp:
-    house = house_of(request)
-    found = await _find(house, job_id_of(request), request.path_params["name"], tenant_of(request))
+@routes.get(
+    "/jobs/{job_id}/artifacts/{name}",
+    also=("HEAD",),
+    scope=Scope.JOBS_READ,
+    summary="Read an artifact",
+    responses={
+        200: Reply("All of it", bytes, (ETAG,), media_type="*/*"),
+        206: Reply(
+            "The bytes that were asked for",
+            bytes,
+            (ETAG, AnswerHeader("Content-Range")),
+            media_type="*/*",
+        ),
+        304: Reply("Not changed since If-None-Match", headers=(ETAG,)),
+    },
+    errors=(404, 416, 503),
+)
+async def get(
+    server: Server,
+    tenant: Tenant,
+    job_id: JobIdInPath,
+    name: NameInPath,
+    range_: Annotated[
+        str | None, Header(alias="Range", description="One range, such as `bytes=0-1023` or `bytes=-500`.")
+    ] = None,
+    if_range: Annotated[
+        str | None,
+        Header(alias="If-Range", description="An ETag: the range only if the artifact is still that one."),
+    ] = None,
+    if_none_match: Annotated[
+        str | None,
+        Header(alias="If-None-Match", description="An ETag; answers 304 when the artifact has not changed."),
+    ] = None,
+) -> Response:
+    found = await _find(server, job_id, name, tenant)
     headers = {
         "etag": found.etag,
         "accept-ranges": "bytes",
@@ -194,10 +249,10 @@ async def get(request: Request) -> ASGIApp:
         "x-content-type-options": "nosniff",
         "cache-control": "private, no-cache",
     }
-    if found.etag in _etags(request.headers.get("if-none-match", "")):
+    if found.etag in _etags(if_none_match or ""):
         return Response(status_code=304, headers=headers)
     try:
-        wanted = parse_range(request, found.size, found.etag)
+        wanted = parse_range(range_ if if_range in {None, found.etag} else None, found.size)
     except RangeNotSatisfiable as problem:
         refusal = problem_response(problem)
         refusal.headers["content-range"] = f"bytes */{found.size}"
@@ -205,11 +260,11 @@ async def get(request: Request) -> ASGIApp:
     headers["content-length"] = str(wanted.length)
     if wanted.status == 206:
         headers["content-range"] = f"bytes {wanted.start}-{wanted.start + wanted.length - 1}/{found.size}"
-    return Given(house, found, wanted, headers)
+    return Given(server, found, wanted, headers)
 
 
 async def _find(house: House, job_id: str, name: str, tenant: str) -> Found:
-    if not _NAME.match(name):
+    if not is_name(name):
         raise NotFound("There is no such artifact.")
     row = await store.get(house.database, job_id, name, tenant)
     if row is not None:
@@ -237,17 +292,19 @@ def _etags(given: str) -> set[str]:
     return {each.strip().removeprefix("W/") for each in given.split(",")}
 
 
-class Given:
+class Given(Response):
     """An artifact on its way out, piece by piece: none of it is held in memory as a whole."""
 
     def __init__(self, house: House, found: Found, wanted: Slice, headers: dict[str, str]) -> None:
         self._house = house
         self._found = found
         self._wanted = wanted
-        self._headers = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        self.status_code = wanted.status
+        self.background = None
+        self.raw_headers = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self._wanted.status, "headers": self._headers})
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if scope["method"] != "HEAD":
             async for piece in self._pieces():
                 _GIVEN_OUT.inc(len(piece))

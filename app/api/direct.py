@@ -8,6 +8,7 @@ OpenAPI document, written there by hand.
 from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+import msgspec
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.requests import Request
@@ -19,6 +20,8 @@ from app.loops.off_loop import off_loop
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
+
+encode = msgspec.json.Encoder().encode
 
 # A Response, or whatever else answers the way ASGI wants it: streams do it themselves.
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]

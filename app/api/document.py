@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from app.api.job_documents import Problem
-from app.api.routes import Content, Errors, Reply, Route
+from app.api.routes import AnyOf, Content, Errors, Reply, Route
 
 Json = dict[str, Any]
 
@@ -64,6 +64,8 @@ class _Shapes:
         self.components = {name: _tidy(schema) for name, schema in components.items()}
 
     def __getitem__(self, shape: Any) -> Json:
+        if isinstance(shape, AnyOf):
+            return {"anyOf": [self[each] for each in shape.shapes]}
         return _BINARY if shape is bytes else self._schemas[shape]
 
 
@@ -71,7 +73,9 @@ def _shapes_of(route: Route) -> Iterator[Any]:
     if route.request is not None:
         yield route.request.shape
     for reply in route.responses.values():
-        if reply.shape is not None:
+        if isinstance(reply.shape, AnyOf):
+            yield from reply.shape.shapes
+        elif reply.shape is not None:
             yield reply.shape
         for header in reply.headers:
             yield header.shape

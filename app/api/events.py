@@ -2,29 +2,33 @@
 
 import time
 from dataclasses import replace
+from typing import Annotated
 
 import msgspec
+from fastapi import Depends, Header, Path, Query
+from msgspec import Meta, Raw
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as ASGIScope
 
-from app.api import describe_events as describe
-from app.api.direct import direct_router, json_response, read_as
+from app.api.direct import json_response
 from app.api.headers import query_wait
 from app.api.house import House, house_of, tenant_of
-from app.api.jobs import job_id_of
+from app.api.job_documents import EventPage, Posted
+from app.api.job_parameters import JobIdInPath, job_id_of, waiting
 from app.api.lines import Line, is_stream, open_line
-from app.api.render import dump
+from app.api.parameters import JsonBody, Server, Tenant, query_names
+from app.api.routes import Reply, Routes, Scope
 from app.errors import JobTerminal, NotFound, Unavailable
 from app.events.hub import Watch
 from app.events.sse import COMMENT, event_json, page_frames
-from app.jobs import verbatim
 from app.jobs.event_types import as_event_type, parse_types
 from app.jobs.states import TERMINAL
-from app.jobs.submission import explain, invalid
+from app.jobs.submission import EVENT_TYPE, invalid
 from app.store.events import NewEvent, Page, Want
 
-router = direct_router("events")
+routes = Routes("events")
 
 MAX_SEQ = 2**31 - 1
 MAX_PAYLOAD_BYTES = 64 * 1024
@@ -35,10 +39,46 @@ EVENT_STREAM = "text/event-stream"
 AWAY_SECONDS = 1.0
 
 
-@router.get("/jobs/{job_id}/events", **describe.READ)
+Types = Annotated[str | None, Query(description="Only these types, separated by commas.")]
+WaitForEvents = Annotated[float | None, waiting("there is an event")]
+
+
+def _of_read(
+    job_id: Annotated[str, Path()],
+    after: Annotated[int | None, Query(ge=0, description="Only events after this seq.")] = None,
+    types: Types = None,
+    wait: WaitForEvents = None,
+    last_event_id: Annotated[
+        str | None,
+        Header(
+            alias="Last-Event-ID",
+            description="For streams: the last seq that was received; stronger than `after`.",
+        ),
+    ] = None,
+) -> None:
+    """Read by `read` and `stream_cursor`."""
+
+
+@routes.get(
+    "/jobs/{job_id}/events",
+    scope=Scope.JOBS_READ,
+    summary="Read or follow a job's events",
+    parameters=_of_read,
+    responses={
+        200: Reply(
+            "Events in order. As server-sent events: `id` is the seq, `event` the type, `data` the event; "
+            "the stream goes on live and ends when the job has ended.",
+            EventPage,
+            streams_as=(EVENT_STREAM,),
+        ),
+        204: Reply("To a stream that resumes: the job has ended and there is nothing left to send"),
+    },
+    errors=(404, 422, 429, 503),
+    stream=True,
+)
 async def read(request: Request) -> ASGIApp:
     house = house_of(request)
-    check_query(request, frozenset({"after", "types", "wait"}))
+    check_query(request, _READ_QUERY)
     types = parse_types(request.query_params.get("types"))
     wait = query_wait(request)
     if wants_stream(request):
@@ -48,6 +88,9 @@ async def read(request: Request) -> ASGIApp:
     page = await _wait_for_events(house, want, tenant_of(request), wait)
     events = b",".join([event_json(event) for event in page.events])
     return json_response(b'{"events":[%b],"next_after":%d}' % (events, page.next_after))
+
+
+_READ_QUERY = query_names(_of_read)
 
 
 async def _wait_for_events(house: House, want: Want, tenant: str, seconds: float) -> Page:
@@ -80,7 +123,7 @@ class EventStream:
         self._tenant = tenant
         self._resumes = resumes
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         is_stream(scope)
         hub, lines = self._house.hub, self._house.lines
         with lines.line("events"), hub.watch(self._want.job_id) as watch:
@@ -156,35 +199,40 @@ def check_query(request: Request, known: frozenset[str]) -> None:
             raise invalid(name, f"is not known here; there are {', '.join(sorted(known))}")
 
 
-class PostedEvent(msgspec.Struct):
-    type: str
-    payload: msgspec.Raw = msgspec.Raw(b"null")
+class PostedEvent(msgspec.Struct, forbid_unknown_fields=True):
+    # Checked by `as_event_type`, in words that say more than a pattern does.
+    type: Annotated[str, Meta(extra_json_schema={"pattern": EVENT_TYPE})]
+    payload: Annotated[Raw, Meta(description="Any JSON of up to 64 KB.")] = msgspec.field(
+        # Not as a plain default: msgspec cannot describe one that is raw.
+        default_factory=lambda: Raw(b"null")
+    )
+
+    def check(self) -> None:
+        if memoryview(self.payload).nbytes > MAX_PAYLOAD_BYTES:
+            raise invalid("payload", f"may have at most {MAX_PAYLOAD_BYTES} bytes")
+        as_event_type(self.type)
 
 
-@router.post("/jobs/{job_id}/events", status_code=201, **describe.POST)
-async def post(request: Request) -> Response:
-    house = house_of(request)
-    job_id = job_id_of(request)
-    type_, payload = await read_as(request, _parse_post, house.settings.max_json_depth)
-    page = await house.hub.log.read(Want(job_id, MAX_SEQ, (type_,)))
-    if page is None or page.tenant != tenant_of(request):
+@routes.post(
+    "/jobs/{job_id}/events",
+    scope=Scope.JOBS_WRITE,
+    summary="Post an event to a job",
+    responses={201: Reply("Written; whoever follows the job, its worker too, can read it", Posted)},
+    errors=(400, 404, 409, 413, 422, 503),
+)
+async def post(
+    server: Server,
+    tenant: Tenant,
+    job_id: JobIdInPath,
+    given: Annotated[PostedEvent, Depends(JsonBody(PostedEvent))],
+) -> Posted:
+    page = await server.hub.log.read(Want(job_id, MAX_SEQ, (given.type,)))
+    if page is None or page.tenant != tenant:
         raise NotFound("There is no such job.")
-    appended = await house.scribe.append(NewEvent(job_id, type_, payload))
+    payload = bytes(given.payload)
+    appended = await server.scribe.append(
+        NewEvent(job_id, given.type, None if payload == b"null" else payload.decode())
+    )
     if appended is None:
         raise JobTerminal("The job has already ended: nobody would read this event.")
-    return json_response(dump({"seq": appended.seq, "at": appended.at}), 201)
-
-
-def _parse_post(body: bytes, max_depth: int) -> tuple[str, str | None]:
-    parts = verbatim.members(body, max_depth)
-    unknown = sorted(parts.keys() - {"type", "payload"})
-    if unknown:
-        raise invalid(unknown[0], "is not a known field")
-    try:
-        posted = msgspec.json.decode(body, type=PostedEvent)
-    except msgspec.ValidationError as problem:
-        raise explain(parts, PostedEvent) from problem
-    payload = bytes(posted.payload)
-    if len(payload) > MAX_PAYLOAD_BYTES:
-        raise invalid("payload", f"may have at most {MAX_PAYLOAD_BYTES} bytes")
-    return as_event_type(posted.type), None if payload == b"null" else payload.decode()
+    return Posted(appended.seq, appended.at)

@@ -2,16 +2,21 @@
 
 import re
 import time
+from typing import Annotated
 
+from fastapi import Header, Query
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as ASGIScope
 
-from app.api import describe_events as describe
-from app.api.direct import direct_router, json_response
-from app.api.events import AWAY_SECONDS, EVENT_STREAM, check_query, wants_stream
+from app.api.direct import json_response
+from app.api.events import AWAY_SECONDS, EVENT_STREAM, Types, WaitForEvents, check_query, wants_stream
 from app.api.headers import query_wait
 from app.api.house import House, house_of, tenant_of
+from app.api.job_documents import FeedPage
 from app.api.lines import Line, is_stream, open_line
+from app.api.parameters import query_names
+from app.api.routes import Reply, Routes, Scope
 from app.errors import Unavailable
 from app.events.bulletin import BulletinReader
 from app.events.sse import COMMENT, event_json, frame
@@ -19,7 +24,7 @@ from app.jobs.event_types import parse_types
 from app.jobs.submission import invalid
 from app.store.announcements import FeedEvent, Place
 
-router = direct_router("operators")
+routes = Routes("operators")
 
 _PLACE = re.compile(r"([0-9]{1,18})\.([0-9]{1,9})\Z")
 
@@ -42,10 +47,41 @@ class Wanted:
         )
 
 
-@router.get("/events", **describe.FEED)
+def _of_feed(
+    after: Annotated[str | None, Query(description="A next_after or an id of this feed.")] = None,
+    queue: Annotated[list[str] | None, Query(description="Only jobs of this queue. Repeatable.")] = None,
+    types: Types = None,
+    type_: Annotated[str | None, Query(alias="type", include_in_schema=False)] = None,
+    wait: WaitForEvents = None,
+    last_event_id: Annotated[
+        str | None,
+        Header(alias="Last-Event-ID", description="For streams: the last id that was received."),
+    ] = None,
+) -> None:
+    """Read by `feed` and `Wanted`."""
+
+
+_QUERY = query_names(_of_feed)
+
+
+@routes.get(
+    "/events",
+    scope=Scope.ADMIN_READ,
+    summary="Follow the events of all jobs",
+    parameters=_of_feed,
+    responses={
+        200: Reply(
+            "Events in the order in which they were committed, each once. Without a cursor: from now on.",
+            FeedPage,
+            streams_as=(EVENT_STREAM,),
+        )
+    },
+    errors=(422, 429, 503),
+    stream=True,
+)
 async def feed(request: Request) -> ASGIApp:
     house = house_of(request)
-    check_query(request, frozenset({"after", "queue", "type", "types", "wait"}))
+    check_query(request, _QUERY)
     wanted = Wanted(request)
     wait = query_wait(request)
     streams = wants_stream(request)
@@ -78,7 +114,7 @@ class FeedStream:
         self._reader = reader
         self._wanted = wanted
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         is_stream(scope)
         alarm = self._reader.alarm
         with self._house.lines.line("feed"), self._house.hub.any_change(alarm.ring):

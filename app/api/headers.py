@@ -84,10 +84,13 @@ def prefer_wait(request: Request) -> int | None:
 
 
 def query_wait(request: Request) -> float:
-    """Seconds from `?wait=N`; 0 when absent."""
+    """Seconds from `?wait=N`; 0 when absent. For routes that take the bare request."""
     given = request.query_params.get("wait")
-    if given is None:
-        return 0.0
+    return 0.0 if given is None else wait_of(given)
+
+
+def wait_of(given: str) -> float:
+    """Seconds, as they stand in a query."""
     try:
         seconds = float(given)
     except ValueError:

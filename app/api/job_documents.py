@@ -46,10 +46,13 @@ class Problem(msgspec.Struct, kw_only=True):
     detail: str
 
 
+Outcome = Literal["accepted", "coalesced", "replaced"]
+
+
 class Accepted(msgspec.Struct, kw_only=True):
     job_id: JobId
     state: State
-    outcome: Literal["accepted", "coalesced", "replaced"]
+    outcome: Outcome
 
 
 class AcceptedJobs(msgspec.Struct):
@@ -278,7 +281,3 @@ class WebhookMessage(msgspec.Struct):
     type: Annotated[str, Meta(examples=["job.done"])]
     timestamp: Moment
     data: WebhookData
-
-
-# Shapes that the document needs although no route names them.
-UNNAMED = (JobError, WebhookMessage)

@@ -1,43 +1,107 @@
 """/jobs: submit, read, list, cancel, revive, delete."""
 
-import base64
-import binascii
 import hashlib
 import time
-from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Literal, cast
 
 import msgspec
+from fastapi import Depends, Header
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api import describe
 from app.api.batches import parse_batch
 from app.api.body import release_body
-from app.api.direct import direct_router, json_response, read_as, read_body
-from app.api.headers import idempotency_key, not_modified, prefer_wait, query_wait, trace_of
+from app.api.direct import encode, json_response, read_body
+from app.api.headers import (
+    MAX_KEY_LENGTH,
+    idempotency_key,
+    not_modified,
+    prefer_wait,
+    trace_of,
+)
 from app.api.house import House, house_of, tenant_of
-from app.api.render import dump, job_document
+from app.api.job_documents import Accepted, AcceptedJobs, JobPage, Outcome
+from app.api.job_documents import Job as Document
+from app.api.job_parameters import (
+    DEFAULT_LIMIT,
+    METADATA,
+    JobFilter,
+    JobIdInPath,
+    Limit,
+    States,
+    Wait,
+    decode_cursor,
+    encode_cursor,
+    next_link,
+    states_of,
+    waiting,
+)
+from app.api.job_parameters import job_id_of as job_id_of  # noqa: PLC0414 - until all routes are declared
+from app.api.job_parameters import limit_of as limit_of  # noqa: PLC0414 - until all routes are declared
+from app.api.job_parameters import moment_of as moment_of  # noqa: PLC0414 - until all routes are declared
+from app.api.parameters import JsonBody, Server, Tenant
+from app.api.render import job_document
+from app.api.routes import ETAG, LINK, LOCATION, Answer, AnswerHeader, AnyOf, Content, Reply, Routes, Scope
 from app.errors import InvalidTransition, NotFound
-from app.jobs import verbatim
-from app.jobs.ids import is_id
 from app.jobs.states import TERMINAL, State
-from app.jobs.submission import NewJob, explain, invalid, parse_job
+from app.jobs.submission import NO_NUL, JobRequest, NewJob, invalid, parse_job
 from app.loops.off_loop import off_loop
-from app.store import read, steer
+from app.store import idempotency, read, steer
 from app.store.idempotency import Submission
 from app.store.job import Job
 from app.store.read import Filter
 
-router = direct_router("jobs")
+routes = Routes("jobs")
 
 MAX_BATCH = 1000
-MAX_LIMIT = 200
-DEFAULT_LIMIT = 50
-MAX_REASON = 500
+EXAMPLE = {"model": "echo", "messages": [{"role": "user", "content": "Hello, Foreman!"}]}
+REPLAYED = AnswerHeader("Idempotency-Replayed", shape=Literal["true"])
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        max_length=MAX_KEY_LENGTH,
+        description="Same key and body: the first answer again.",
+    ),
+]
+Traceparent = Annotated[str | None, Header(description="W3C trace context; made when absent.")]
+Tracestate = Annotated[str | None, Header(description="W3C trace state.")]
 
 
-@router.post("/jobs", status_code=202, **describe.SUBMIT)
+def _of_submit(
+    idempotency_key: IdempotencyKey = None,
+    prefer: Annotated[
+        str | None,
+        Header(
+            alias="Prefer",
+            description="`wait=N`, N up to 300: answer 200 with the whole job if it ends in time.",
+        ),
+    ] = None,
+    traceparent: Traceparent = None,
+    tracestate: Tracestate = None,
+) -> None:
+    """Read in app/api/headers.py."""
+
+
+@routes.post(
+    "/jobs",
+    scope=Scope.JOBS_WRITE,
+    summary="Submit a job",
+    parameters=_of_submit,
+    request=Content(Annotated[JobRequest, Meta(examples=[EXAMPLE])]),
+    responses={
+        202: Reply("Accepted: the job is safely queued", Accepted, (LOCATION, REPLAYED)),
+        200: Reply(
+            "Coalesced into the job that is named; or with `Prefer: wait` the finished job",
+            AnyOf((Accepted, Document)),
+            (LOCATION, REPLAYED, AnswerHeader("Preference-Applied")),
+        ),
+    },
+    errors=(400, 404, 408, 409, 413, 422, 429, 503),
+    hot=True,
+)
 async def submit(request: Request) -> Response:
     house = house_of(request)
     body = await read_body(request)
@@ -51,30 +115,57 @@ async def submit(request: Request) -> Response:
     headers = {"location": f"/jobs/{job_id}"}
     if receipt.replayed:
         headers["idempotency-replayed"] = "true"
-    wait = prefer_wait(request)
-    if wait is not None:
-        finished = await _wait_until_terminal(house, job_id, tenant, wait)
+    seconds = prefer_wait(request)
+    if seconds is not None:
+        finished = await _wait_until_terminal(house, job_id, tenant, seconds)
         if finished is not None and finished.state in TERMINAL:
-            headers["preference-applied"] = f"wait={wait}"
-            return json_response(dump(job_document(finished)), 200, headers)
+            headers["preference-applied"] = f"wait={seconds}"
+            return json_response(encode(job_document(finished)), 200, headers)
     if receipt.answers is not None:
-        answer = receipt.answers[0]
-        return json_response(dump(answer._asdict()), 200 if answer.outcome == "coalesced" else 202, headers)
+        answer = _accepted(receipt.answers[0])
+        return json_response(encode(answer), 200 if answer.outcome == "coalesced" else 202, headers)
     return json_response(
         b'{"job_id":"%b","state":"queued","outcome":"accepted"}' % job_id.encode(), 202, headers
     )
 
 
-@router.post("/jobs/batch", status_code=202, **describe.SUBMIT_BATCH)
+class JobBatch(msgspec.Struct, forbid_unknown_fields=True):
+    jobs: Annotated[list[JobRequest], Meta(min_length=1, max_length=MAX_BATCH)]
+
+
+def _of_submit_batch(
+    idempotency_key: IdempotencyKey = None,
+    traceparent: Traceparent = None,
+    tracestate: Tracestate = None,
+) -> None:
+    """Read in app/api/headers.py."""
+
+
+@routes.post(
+    "/jobs/batch",
+    scope=Scope.JOBS_WRITE,
+    summary=f"Submit up to {MAX_BATCH} jobs in one commit",
+    parameters=_of_submit_batch,
+    request=Content(JobBatch),
+    responses={202: Reply("All accepted, answers in order", AcceptedJobs, (REPLAYED,))},
+    errors=(400, 404, 408, 409, 413, 422, 429, 503),
+    hot=True,
+)
 async def submit_batch(request: Request) -> Response:
     house = house_of(request)
     body = await read_body(request)
     tenant = tenant_of(request)
     jobs = await off_loop(len(body), _parse_jobs, body, tenant, house.settings.max_json_depth)
     receipt = await house.intake.submit(await _submission(request, jobs, body, tenant, batch=True))
-    answers = [answer._asdict() for answer in receipt.each()]
+    answers = AcceptedJobs([_accepted(answer) for answer in receipt.each()])
     headers = {"idempotency-replayed": "true"} if receipt.replayed else None
-    return json_response(dump({"jobs": answers}), 202, headers)
+    return json_response(encode(answers), 202, headers)
+
+
+def _accepted(answer: idempotency.Answer) -> Accepted:
+    # Written by us: to check them again would cost more than the rest of the answer.
+    state, outcome = cast(State, answer.state), cast(Outcome, answer.outcome)
+    return Accepted(job_id=answer.job_id, state=state, outcome=outcome)
 
 
 def _parse_jobs(body: bytes, tenant: str, max_depth: int) -> list[NewJob]:
@@ -105,18 +196,35 @@ async def fingerprint_of(request: Request, body: bytes) -> bytes:
     return digest.digest()
 
 
-@router.get("/jobs/{job_id}", **describe.GET_JOB)
-async def get_job(request: Request) -> Response:
-    house = house_of(request)
-    job_id = job_id_of(request)
-    wait = query_wait(request)
-    job = await _wait_until_terminal(house, job_id, tenant_of(request), wait)
+@routes.get(
+    "/jobs/{job_id}",
+    scope=Scope.JOBS_READ,
+    summary="Read a job",
+    responses={
+        200: Reply("The job", Document, (AnswerHeader("ETag", "The job's seq."),)),
+        304: Reply("Not changed since If-None-Match", headers=(ETAG,)),
+    },
+    errors=(404, 422, 503),
+)
+async def get_job(
+    request: Request,
+    server: Server,
+    tenant: Tenant,
+    job_id: JobIdInPath,
+    wait: Annotated[Wait, waiting("the job has ended")] = 0.0,
+    # Read from the request, because there may be several.
+    _if_none_match: Annotated[
+        str | None,
+        Header(alias="If-None-Match", description="An ETag; answers 304 when the job has not changed."),
+    ] = None,
+) -> Answer[Document] | Response:
+    job = await _wait_until_terminal(server, job_id, tenant, wait)
     if job is None:
         raise NotFound("There is no such job.")
-    etag = f'"{job.seq}"'
-    if not_modified(request, etag):
-        return Response(status_code=304, headers={"etag": etag})
-    return json_response(dump(await _live_document(house, job)), 200, {"etag": etag})
+    headers = {"etag": f'"{job.seq}"'}
+    if not_modified(request, headers["etag"]):
+        return Response(status_code=304, headers=headers)
+    return Answer(await _live_document(server, job), headers=headers)
 
 
 async def _wait_until_terminal(house: House, job_id: str, tenant: str, seconds: float) -> Job | None:
@@ -133,108 +241,65 @@ async def _wait_until_terminal(house: House, job_id: str, tenant: str, seconds: 
             await watch.changed(job.seq, left)
 
 
-@router.get("/jobs", **describe.LIST_JOBS)
-async def list_jobs(request: Request) -> Response:
-    house = house_of(request)
-    wanted, limit = filter_of(request)
-    return await page(request, house, wanted, limit, "jobs")
+@routes.get(
+    "/jobs",
+    scope=Scope.JOBS_READ,
+    summary="List jobs, newest first",
+    responses={
+        200: Reply(
+            "A page of jobs, without payload, result and artifacts. It may be short, even empty, and not be "
+            "the last: go on until next_cursor is null",
+            JobPage,
+            (LINK,),
+        )
+    },
+    errors=(422, 503),
+)
+async def list_jobs(
+    request: Request,
+    server: Server,
+    tenant: Tenant,
+    wanted: JobFilter,
+    state: States,
+    limit: Limit = DEFAULT_LIMIT,
+) -> Answer[JobPage]:
+    wanted.states = state
+    jobs, cursor = await page_of(server, wanted, tenant, limit)
+    return Answer(JobPage(jobs, cursor), headers=next_link(request, cursor))
 
 
-async def page(request: Request, house: House, wanted: Filter, limit: int, name: str) -> Response:
-    """One page of jobs under this name, and where the next one is."""
-    found = await read.list_jobs(house.database, wanted, tenant_of(request), limit)
-    cursor = None if found.next_before is None else _encode_cursor(found.next_before)
-    headers = {}
-    if cursor:
-        following = request.url.include_query_params(cursor=cursor)
-        headers["link"] = f'<{following.path}?{following.query}>; rel="next"'
+async def page_of(house: House, wanted: Filter, tenant: str, limit: int) -> tuple[list[Document], str | None]:
+    """One page of jobs, and the cursor of the next."""
+    found = await read.list_jobs(house.database, wanted, tenant, limit)
+    cursor = None if found.next_before is None else encode_cursor(found.next_before)
     unwanted = await house.claimers.missing(found.jobs)
-    documents = [job_document(job, unwanted_since=unwanted.get(job.id)) for job in found.jobs]
-    return json_response(dump({name: documents, "next_cursor": cursor}), 200, headers)
-
-
-FILTERS = frozenset({"state", "queue", "kind", "model", "since", "until", "limit", "cursor"})
-
-
-def filter_of(request: Request) -> tuple[Filter, int]:
-    query = request.query_params
-    for name in query:
-        if name not in FILTERS and not name.startswith("metadata."):
-            raise invalid(name, "is not a known filter")
-    states = [part for value in query.getlist("state") for part in value.split(",")]
-    for state in states:
-        if state not in set(State):
-            raise invalid("state", f"must be one of {', '.join(State)}")
-    for name, value in query.multi_items():
-        if "\0" in value or "\0" in name:
-            raise invalid(name.replace("\0", ""), "has a NUL character")
-    cursor = query.get("cursor")
-    wanted = Filter(
-        states=states,
-        queue=query.get("queue"),
-        kind=query.get("kind"),
-        model=query.get("model"),
-        since=moment_of("since", query.get("since")),
-        until=moment_of("until", query.get("until")),
-        metadata={
-            name.removeprefix("metadata."): query[name] for name in query if name.startswith("metadata.")
-        },
-        before=_decode_cursor(cursor) if cursor is not None else None,
-    )
-    return wanted, limit_of(query.get("limit"))
-
-
-def limit_of(given: str | None) -> int:
-    if given is None:
-        return DEFAULT_LIMIT
-    if not given.isascii() or not given.isdigit() or len(given) > 6 or not 1 <= int(given) <= MAX_LIMIT:
-        raise invalid("limit", f"must be a number from 1 to {MAX_LIMIT}")
-    return int(given)
-
-
-def moment_of(field: str, given: str | None) -> datetime | None:
-    if given is None:
-        return None
-    try:
-        # A '+' in a query arrives as a blank unless it was escaped; both are meant.
-        moment = datetime.fromisoformat(
-            given.replace(" ", "+", 1) if given.count(" ") == 1 and "T" in given else given
-        )
-        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError) as problem:
-        raise invalid(field, "must be an RFC 3339 timestamp") from problem
-
-
-def _encode_cursor(job_id: str) -> str:
-    return base64.urlsafe_b64encode(b"1:" + job_id.encode()).decode().rstrip("=")
-
-
-def _decode_cursor(cursor: str) -> str:
-    try:
-        version, _, job_id = (
-            base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode().partition(":")
-        )
-    except (binascii.Error, ValueError) as problem:
-        raise invalid("cursor", "is not a cursor of ours") from problem
-    if version != "1" or not is_id(job_id):
-        raise invalid("cursor", "is not a cursor of ours")
-    return job_id
+    return [job_document(job, unwanted_since=unwanted.get(job.id)) for job in found.jobs], cursor
 
 
 class CancelRequest(msgspec.Struct, forbid_unknown_fields=True):
-    reason: str | None = None
+    reason: Annotated[str, Meta(max_length=500, pattern=NO_NUL)] | None = None
 
 
-@router.post("/jobs/{job_id}/cancel", **describe.CANCEL)
-async def cancel(request: Request) -> Response:
-    house = house_of(request)
-    job_id = job_id_of(request)
-    reason = await read_as(request, _cancel_reason, house.settings.max_json_depth)
-    cancelled = await cancel_job(house, job_id, tenant_of(request), reason)
+@routes.post(
+    "/jobs/{job_id}/cancel",
+    scope=Scope.JOBS_WRITE,
+    summary="Cancel a job and its children",
+    responses={
+        200: Reply("Cancelled, or it had ended already", Document),
+        202: Reply("It is running: its worker was asked to stop", Document),
+    },
+    errors=(400, 404, 413, 422, 503),
+)
+async def cancel(
+    server: Server,
+    tenant: Tenant,
+    job_id: JobIdInPath,
+    given: Annotated[CancelRequest, Depends(JsonBody(CancelRequest, required=False))],
+) -> Answer[Document]:
+    cancelled = await cancel_job(server, job_id, tenant, given.reason)
     if not cancelled:
         raise NotFound("There is no such job.")
-    status = 202 if cancelled[0].requested else 200
-    return json_response(await document_of(house, job_id, tenant_of(request)), status)
+    return Answer(await read_document(server, job_id, tenant), 202 if cancelled[0].requested else 200)
 
 
 async def cancel_job(house: House, job_id: str, tenant: str, reason: str | None) -> list[steer.Cancel]:
@@ -244,74 +309,90 @@ async def cancel_job(house: House, job_id: str, tenant: str, reason: str | None)
     return changes.answers
 
 
-def _cancel_reason(body: bytes, max_depth: int) -> str | None:
-    if not body.strip():
-        return None
-    parts = verbatim.members(body, max_depth)
-    try:
-        reason = msgspec.json.decode(body, type=CancelRequest).reason
-    except msgspec.ValidationError as problem:
-        unknown = sorted(parts.keys() - {"reason"})
-        raise (
-            invalid(unknown[0], "is not a known field") if unknown else explain(parts, CancelRequest)
-        ) from problem
-    if reason is not None and (len(reason) > MAX_REASON or "\0" in reason):
-        raise invalid("reason", f"must have at most {MAX_REASON} characters")
-    return reason
-
-
-@router.post("/jobs/{job_id}/retry", **describe.RETRY)
-async def retry(request: Request) -> Response:
-    house = house_of(request)
-    job_id = job_id_of(request)
-    tenant = tenant_of(request)
-    changes = await steer.revive(house.database, [job_id], tenant)
+@routes.post(
+    "/jobs/{job_id}/retry",
+    scope=Scope.JOBS_WRITE,
+    summary="Revive a failed job under the same id",
+    responses={200: Reply("Queued again", Document)},
+    errors=(404, 409, 503),
+)
+async def retry(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document:
+    changes = await steer.revive(server.database, [job_id], tenant)
     if not changes.answers:
-        job = await read.get_job(house.database, job_id, tenant)
-        if job is None:
-            raise NotFound("There is no such job.")
+        job = await _existing(server, job_id, tenant)
         raise InvalidTransition(
             f"Only a failed job can be retried; this one is {job.state}.", state=job.state
         )
     # Read before anybody is told: the answer shows the job as it was revived, not as a quick worker made it.
-    document = await document_of(house, job_id, tenant)
-    house.hub.announce(changes)
-    return json_response(document)
+    document = await read_document(server, job_id, tenant)
+    server.hub.announce(changes)
+    return document
 
 
-@router.delete("/jobs/{job_id}", status_code=204, **describe.DELETE)
-async def delete(request: Request) -> Response:
-    house = house_of(request)
-    job_id = job_id_of(request)
-    tenant = tenant_of(request)
-    changes = await steer.delete(house.database, [job_id], tenant)
-    if changes.answers:
-        house.hub.announce(changes)
-        return Response(status_code=204)
+@routes.delete(
+    "/jobs/{job_id}",
+    scope=Scope.JOBS_WRITE,
+    summary="Delete a job that has ended, and all it owns",
+    responses={204: Reply("Gone")},
+    errors=(404, 409, 503),
+)
+async def delete(server: Server, tenant: Tenant, job_id: JobIdInPath) -> None:
+    changes = await steer.delete(server.database, [job_id], tenant)
+    if not changes.answers:
+        job = await _existing(server, job_id, tenant)
+        raise InvalidTransition(
+            f"Only a job that has ended can be deleted; this one is {job.state}.", state=job.state
+        )
+    server.hub.announce(changes)
+
+
+async def _existing(house: House, job_id: str, tenant: str) -> Job:
     job = await read.get_job(house.database, job_id, tenant)
     if job is None:
         raise NotFound("There is no such job.")
-    raise InvalidTransition(
-        f"Only a job that has ended can be deleted; this one is {job.state}.", state=job.state
-    )
+    return job
 
 
-def job_id_of(request: Request) -> str:
-    job_id: str = request.path_params["job_id"]
-    if not is_id(job_id):
-        raise NotFound("There is no such job.")
-    return job_id
+async def read_document(house: House, job_id: str, tenant: str) -> Document:
+    return await _live_document(house, await _existing(house, job_id, tenant))
 
 
-async def document_of(house: House, job_id: str, tenant: str) -> bytes:
-    job = await read.get_job(house.database, job_id, tenant)
-    if job is None:
-        raise NotFound("There is no such job.")
-    return dump(await _live_document(house, job))
-
-
-async def _live_document(house: House, job: Job) -> dict[str, Any]:
+async def _live_document(house: House, job: Job) -> Document:
     """The job with what is found out while it is read; none of that moves its `seq`, and so its ETag."""
     position = await read.queue_position(house.database, job)
     unwanted = await house.claimers.missing([job])
     return job_document(job, queue_position=position, unwanted_since=unwanted.get(job.id))
+
+
+# For the routes that are not declared yet.
+
+
+async def document_of(house: House, job_id: str, tenant: str) -> bytes:
+    return encode(await read_document(house, job_id, tenant))
+
+
+def filter_of(request: Request) -> tuple[Filter, int]:
+    query = request.query_params
+    for name, value in query.multi_items():
+        known = {"state", "queue", "kind", "model", "since", "until", "limit", "cursor"}
+        if name not in known and not name.startswith(METADATA):
+            raise invalid(name, "is not a known filter")
+        if "\0" in value or "\0" in name:
+            raise invalid(name.replace("\0", ""), "has a NUL character")
+    cursor = query.get("cursor")
+    wanted = Filter(
+        states=states_of(query.getlist("state")),
+        queue=query.get("queue"),
+        kind=query.get("kind"),
+        model=query.get("model"),
+        since=moment_of("since", query.get("since")),
+        until=moment_of("until", query.get("until")),
+        metadata={name.removeprefix(METADATA): query[name] for name in query if name.startswith(METADATA)},
+        before=decode_cursor(cursor) if cursor is not None else None,
+    )
+    return wanted, limit_of(query.get("limit"))
+
+
+async def page(request: Request, house: House, wanted: Filter, limit: int, name: str) -> Response:
+    jobs, cursor = await page_of(house, wanted, tenant_of(request), limit)
+    return json_response(encode({name: jobs, "next_cursor": cursor}), 200, next_link(request, cursor))

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import Any
 
-import msgspec
 from fastapi import Depends
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.params import Query
@@ -13,10 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api.direct import json_response
+from app.api.direct import encode, json_response
 from app.api.routes import Answer, Route
-
-encode = msgspec.json.Encoder().encode
 
 
 def mounted(routes: Iterable[Route]) -> list[APIRoute]:

@@ -1,9 +1,11 @@
 """What handlers of ordinary routes ask for in their signatures."""
 
+import inspect
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from fastapi import Depends, Path
+from fastapi.params import Query
 from starlette.requests import Request
 
 from app.api.direct import read_body
@@ -51,6 +53,16 @@ class JsonBody:
         if not self.required and not body.strip():
             return self.shape()
         return await off_loop(len(body), self._parse, body, house_of(request).settings.max_json_depth)
+
+
+def query_names(declared: Callable[..., Any]) -> frozenset[str]:
+    """What the function that declares the parameters of a direct route takes from the query."""
+    return frozenset(
+        said.alias or parameter.name
+        for parameter in inspect.signature(declared).parameters.values()
+        for said in get_args(parameter.annotation)[1:]
+        if isinstance(said, Query)
+    )
 
 
 class KnownFilters:

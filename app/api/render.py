@@ -1,17 +1,108 @@
-"""A job's row as the JSON that callers see. Payload and result are spliced in verbatim."""
+"""From a job's row to its document. Payload, result and the like are spliced in verbatim."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import msgspec
 import orjson
+from msgspec import Raw
 
+from app.api.job_documents import Artifact, ClaimedJob, Timings, Trace
+from app.api.job_documents import Job as Document
 from app.jobs.artifacts import artifact_list
 from app.jobs.lanes import NO_WORKER, TARGET_ASLEEP
-from app.store.job import Job, JobSummary
+from app.jobs.states import LIVE, State
+from app.store.job import Job, JobSummary, LeasedJob
+
+Shape = TypeVar("Shape", bound=Document)
 
 # How the driver shows infinity: without a zone, so it equals no moment that has one.
 INFINITY = datetime.max  # noqa: DTZ901 - see above
+_NULL = Raw(b"null")
+_NOTHING = Raw(b"{}")
+
+
+def job_document(
+    job: JobSummary, *, queue_position: int | None = None, unwanted_since: datetime | None = None
+) -> Document:
+    """The job as specified; a summary of it is shown without payload, result and artifacts.
+
+    `unwanted_since`: since when nobody has asked for its kind; not in the row, because it is nobody's doing.
+    """
+    document = _document(Document, job)
+    if job.state == "queued":
+        document.queue_position = queue_position
+    if unwanted_since is not None:
+        document.reason = NO_WORKER
+        document.reason_since = unwanted_since
+    return document
+
+
+def claimed_document(job: LeasedJob) -> ClaimedJob:
+    return _document(ClaimedJob, job, lease_token=job.lease_token)
+
+
+def _document(shape: type[Shape], job: JobSummary, **more: Any) -> Shape:
+    document = shape(
+        job_id=job.id,
+        kind=job.kind,
+        queue=job.queue,
+        # A row has no state but these; to look it up would cost more than it tells.
+        state=cast(State, job.state),
+        reason=job.reason,
+        priority=job.priority,
+        model=job.model,
+        error=_raw(job.error),
+        attempt=job.attempt,
+        max_attempts=job.max_attempts,
+        deferrals=job.deferrals,
+        progress=_raw(job.progress),
+        created_at=job.created_at,
+        # A sleeping target is waited for, however soon it is asked again: there is no moment to name.
+        run_at=None if job.reason == TARGET_ASLEEP or job.run_at == INFINITY else job.run_at,
+        started_at=job.started_at,
+        completed_at=job.completed_at,
+        updated_at=job.updated_at,
+        deadline=job.deadline,
+        worker=job.worker,
+        target=job.runs_on or job.target,
+        lease_expires_at=job.lease_expires_at,
+        concurrency_key=job.concurrency_key,
+        parent_id=job.parent_id,
+        metadata=Raw(job.metadata) if job.metadata else _NOTHING,
+        trace=Trace(request_id=job.request_id, traceparent=job.traceparent, tracestate=job.tracestate),
+        timings=_timings(job),
+        seq=job.seq,
+        usage=_raw(job.usage),
+        **more,
+    )
+    if isinstance(job, Job):
+        document.payload = Raw(job.payload)
+        document.result = _raw(job.result)
+        found = artifact_list(job.id, job.kind, job.result, job.stored_artifacts)
+        document.artifacts = [Artifact(**each) for each in found]
+    return document
+
+
+def _raw(text: str | None) -> Raw:
+    return _NULL if text is None else Raw(text)
+
+
+def _timings(job: JobSummary) -> Timings:
+    """Seconds spent in each phase, the current one included."""
+    spent = Timings(
+        queued_seconds=round(job.queued_seconds, 6),
+        loading_seconds=round(job.loading_seconds, 6),
+        working_seconds=round(job.working_seconds, 6),
+    )
+    if job.state in LIVE:
+        phase = f"{job.state}_seconds"
+        now = max(0.0, (datetime.now(UTC) - job.entered_at).total_seconds())
+        setattr(spent, phase, round(getattr(job, phase) + now, 6))
+    return spent
+
+
+# For the routes that are not declared yet.
 
 
 def dump(document: Any) -> bytes:
@@ -21,86 +112,3 @@ def dump(document: Any) -> bytes:
 
 def raw(text: str | None) -> orjson.Fragment | None:
     return None if text is None else orjson.Fragment(text)
-
-
-def moment(at: datetime | None) -> datetime | None:
-    """A moment for callers: one that never comes is none at all."""
-    return None if at == INFINITY else at
-
-
-def job_document(
-    job: JobSummary,
-    *,
-    queue_position: int | None = None,
-    unwanted_since: datetime | None = None,
-) -> dict[str, Any]:
-    """The job as specified; a summary of it is shown without payload, result and artifacts.
-
-    `unwanted_since`: since when nobody has asked for its kind; not in the row, because it is nobody's doing.
-    """
-    document: dict[str, Any] = {
-        "job_id": job.id,
-        "kind": job.kind,
-        "queue": job.queue,
-        "state": job.state,
-        "reason": NO_WORKER if unwanted_since else job.reason,
-        "priority": job.priority,
-        "model": job.model,
-    }
-    if isinstance(job, Job):
-        document["payload"] = raw(job.payload)
-        document["result"] = raw(job.result)
-    document |= {
-        "error": raw(job.error),
-        "attempt": job.attempt,
-        "max_attempts": job.max_attempts,
-        "deferrals": job.deferrals,
-        "progress": raw(job.progress),
-        "created_at": job.created_at,
-        # A sleeping target is waited for, however soon it is asked again: there is no moment to name.
-        "run_at": None if job.reason == TARGET_ASLEEP else moment(job.run_at),
-        "started_at": job.started_at,
-        "completed_at": job.completed_at,
-        "updated_at": job.updated_at,
-        "deadline": job.deadline,
-        "worker": job.worker,
-        "target": job.runs_on or job.target,
-        "lease_expires_at": job.lease_expires_at,
-        "concurrency_key": job.concurrency_key,
-        "parent_id": job.parent_id,
-        "metadata": raw(job.metadata) or {},
-    }
-    if isinstance(job, Job):
-        document["artifacts"] = artifacts(job)
-    document |= {
-        "trace": {
-            "request_id": job.request_id,
-            "traceparent": job.traceparent,
-            "tracestate": job.tracestate,
-        },
-        "timings": timings(job, datetime.now(UTC)),
-        "seq": job.seq,
-        "usage": raw(job.usage),
-    }
-    if job.state == "queued":
-        document["queue_position"] = queue_position
-    if unwanted_since:
-        document["reason_since"] = unwanted_since
-    return document
-
-
-def timings(job: JobSummary, now: datetime) -> dict[str, float]:
-    """Seconds spent in each phase, the current one included."""
-    spent = {
-        "queued_seconds": job.queued_seconds,
-        "loading_seconds": job.loading_seconds,
-        "working_seconds": job.working_seconds,
-    }
-    phase = f"{job.state}_seconds"
-    if phase in spent:
-        spent[phase] += max(0.0, (now - job.entered_at).total_seconds())
-    return {name: round(seconds, 6) for name, seconds in spent.items()}
-
-
-def artifacts(job: Job) -> list[dict[str, Any]]:
-    return artifact_list(job.id, job.kind, job.result, job.stored_artifacts)

@@ -50,6 +50,13 @@ LOCATION = AnswerHeader("Location")
 
 
 @dataclass(frozen=True, slots=True)
+class AnyOf:
+    """One of several shapes; msgspec has no type for that unless they are tagged."""
+
+    shapes: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """One of the answers of a route; without a shape it has no body."""
 

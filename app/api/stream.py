@@ -3,18 +3,20 @@
 import contextlib
 import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import orjson
+from fastapi import Header, Path, Query
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Send
+from starlette.types import Scope as ASGIScope
 
-from app.api import describe_events as describe
-from app.api.direct import direct_router
 from app.api.events import EVENT_STREAM, check_query, wants_stream
 from app.api.house import House, house_of, tenant_of
-from app.api.jobs import job_id_of
+from app.api.job_parameters import job_id_of
 from app.api.lines import Line, is_stream, open_line
+from app.api.parameters import query_names
+from app.api.routes import AnswerHeader, Reply, Routes, Scope
 from app.errors import ForemanError, NotFound, Unavailable
 from app.events.follow import Ended, Ending, Follower, Output, Quiet, Restarted
 from app.events.frames import GONE, RESTARTED, Frames
@@ -23,16 +25,51 @@ from app.jobs.submission import invalid
 from app.store.job import Job
 from app.store.read import get_job
 
-router = direct_router("events")
+routes = Routes("events")
 
 NDJSON = "application/x-ndjson"
 _ID = re.compile(r"([0-9]{1,9})\.([0-9]{1,12})\Z")
 
 
-@router.get("/jobs/{job_id}/stream", **describe.STREAM)
+def _of_stream(
+    job_id: Annotated[str, Path()],
+    dialect: Annotated[Literal["ollama", "openai"], Query(description="Whose frames.")] = "ollama",
+    last_event_id: Annotated[
+        str | None,
+        Header(
+            alias="Last-Event-ID",
+            description="The id of the last frame that was received: go on right behind it.",
+        ),
+    ] = None,
+) -> None:
+    """Read by `stream`."""
+
+
+_QUERY = query_names(_of_stream)
+
+
+@routes.get(
+    "/jobs/{job_id}/stream",
+    scope=Scope.JOBS_READ,
+    summary="Attach to a job's token stream",
+    parameters=_of_stream,
+    responses={
+        200: Reply(
+            "What the job has said so far, then live, and one last frame that tells how it ended. Ollama "
+            "frames as NDJSON, or as server-sent events when asked for; OpenAI chunks as server-sent events "
+            "that end with `[DONE]`.",
+            str,
+            (AnswerHeader("X-Foreman-Job-Id", "The job behind this answer."),),
+            media_type=NDJSON,
+            streams_as=(EVENT_STREAM,),
+        )
+    },
+    errors=(404, 422, 429, 503),
+    stream=True,
+)
 async def stream(request: Request) -> ASGIApp:
     house = house_of(request)
-    check_query(request, frozenset({"dialect"}))
+    check_query(request, _QUERY)
     dialect = request.query_params.get("dialect", "ollama")
     if dialect not in {"ollama", "openai"}:
         raise invalid("dialect", "must be ollama or openai")
@@ -106,7 +143,7 @@ class TokenStream:
         self._follower = follower
         self._voice = voice
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         is_stream(scope)
         media_type = EVENT_STREAM if self._voice.sse else NDJSON
         headers = [(b"x-foreman-job-id", self._job_id.encode())]

@@ -24,9 +24,9 @@ Reason = Annotated[str, Meta(max_length=500, pattern=NO_NUL)]
 
 class ClaimRequest(msgspec.Struct, forbid_unknown_fields=True):
     worker: Annotated[str, Meta(min_length=1, max_length=200, pattern=NO_NUL)]
-    queues: Annotated[list[Name], Meta(min_length=1, max_length=100)] = msgspec.field(
-        default_factory=lambda: ["default"]
-    )
+    queues: Annotated[
+        list[Name], Meta(min_length=1, max_length=100, extra_json_schema={"default": ["default"]})
+    ] = msgspec.field(default_factory=lambda: ["default"])
     kinds: Annotated[list[Name], Meta(min_length=1, max_length=100)] | None = None
     limit: Annotated[int, Meta(ge=1, le=1000)] = 1
     lease_seconds: Annotated[float, Meta(ge=0.05, le=86_400)] | None = None
@@ -158,7 +158,26 @@ SHAPES: dict[str, type[_Settling]] = {
     "release": ReleaseRequest,
     "defer": DeferRequest,
 }
-BULK_VERBS = frozenset(SHAPES) - {"logs"}
+BULK_VERBS = sorted(SHAPES.keys() - {"logs"})
+MAX_SETTLEMENTS = 1000
+
+
+class SettlementHead(msgspec.Struct):
+    """Which job is meant, and what with it."""
+
+    job_id: Token
+    # Described, but checked by hand: in words that name the verbs.
+    verb: Annotated[str, Meta(extra_json_schema={"enum": BULK_VERBS})]
+
+
+class SettlementEntry(SettlementHead):
+    """And beside them what the body of the verb's own route has."""
+
+    lease_token: Token
+
+
+class SettlementBatch(msgspec.Struct, forbid_unknown_fields=True):
+    settlements: Annotated[list[SettlementEntry], Meta(min_length=1, max_length=MAX_SETTLEMENTS)]
 
 
 def _explain_usage(usage: bytes) -> InvalidRequest:

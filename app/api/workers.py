@@ -3,27 +3,34 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import orjson
+from fastapi import Path
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api import describe_workers as describe
+from app.api import job_documents as documents
 from app.api.batches import parse_batch
-from app.api.direct import direct_router, json_response, read_as, read_body
+from app.api.direct import encode, json_response, read_as, read_body
 from app.api.house import House, house_of, tenant_of
-from app.api.jobs import job_id_of
-from app.api.render import dump, job_document
+from app.api.job_documents import ClaimedJobs, SettlementAnswer, SettlementAnswers
+from app.api.job_parameters import job_id_of
+from app.api.operator_documents import Worker, Workers
+from app.api.parameters import Server, Tenant
+from app.api.render import claimed_document
+from app.api.routes import Content, Reply, Routes, Scope
 from app.api.worker_schemas import (
     BULK_VERBS,
+    MAX_SETTLEMENTS,
     SHAPES,
     ClaimRequest,
     HeartbeatRequest,
     LogsRequest,
     ProgressRequest,
-    Token,
+    SettlementBatch,
+    SettlementHead,
     as_settlement,
 )
 from app.engine.claimdesk import AnyLane, Claimer, Lanes
@@ -32,21 +39,35 @@ from app.jobs import verbatim
 from app.jobs.ids import is_id
 from app.jobs.lanes import LLM_KINDS, kind_lane
 from app.jobs.shapes import decode
+from app.jobs.states import State
 from app.jobs.submission import invalid
 from app.loops.off_loop import off_loop
 from app.store import read
 from app.store.claims import Seat
 from app.store.events import NewEvent
 from app.store.job import LeasedJob
-from app.store.settle import Lease, Settled, note_late
+from app.store.settle import Settled, note_late
 from app.store.workers import Presence, list_workers
 
-router = direct_router("workers")
+routes = Routes("workers")
 
-MAX_SETTLEMENTS = 1000
+# A worker that was not seen for so long may have gone.
+ALIVE_SECONDS = 120
 
 
-@router.post("/claims", **describe.CLAIM)
+@routes.post(
+    "/claims",
+    scope=Scope.JOBS_WORK,
+    summary="Claim jobs under a lease",
+    request=Content(ClaimRequest),
+    responses={
+        200: Reply(
+            "The claimed jobs, each with its lease_token; an empty list when the wait is over", ClaimedJobs
+        )
+    },
+    errors=(400, 413, 422, 503),
+    hot=True,
+)
 async def claim(request: Request) -> Response:
     house = house_of(request)
     wanted: ClaimRequest = await read_as(request, decode, ClaimRequest, house.settings.max_json_depth)
@@ -67,8 +88,7 @@ async def claim(request: Request) -> Response:
         Seat(wanted.worker, wanted.limit, wanted.lease_seconds or 0),
     )
     claimed = await _claim_unless_gone(request, house, claimer, wanted.wait_seconds)
-    documents = [{**job_document(job), "lease_token": job.lease_token} for job in claimed]
-    return json_response(dump({"jobs": documents}))
+    return json_response(encode(ClaimedJobs([claimed_document(job) for job in claimed])))
 
 
 def _lanes(wanted: ClaimRequest, tenant: str) -> Lanes:
@@ -105,43 +125,76 @@ async def _watch(request: Request, claimer: Claimer) -> None:
     claimer.leave()
 
 
-def _settling_route(verb: str) -> None:
-    @router.post(f"/jobs/{{job_id}}/{verb}", name=verb, **describe.settling(verb))
+def _of_settling(job_id: Annotated[str, Path()]) -> None:
+    """Read by job_id_of."""
+
+
+def _settling_route(verb: str, summary: str, answer: type[msgspec.Struct]) -> None:
+    shape = SHAPES[verb]
+
     async def settle_one(request: Request) -> Response:
         house = house_of(request)
         job_id = job_id_of(request)
         body = await read_body(request)
-        wanted = await off_loop(len(body), decode, body, SHAPES[verb], house.settings.max_json_depth)
-        return json_response(dump(await _settle_one(house, job_id, verb, wanted, body)))
+        wanted = await off_loop(len(body), decode, body, shape, house.settings.max_json_depth)
+        return json_response(encode(await _settle_one(house, job_id, verb, wanted, body)))
+
+    settle_one.__name__ = verb
+    declare = routes.post(
+        f"/jobs/{{job_id}}/{verb}",
+        scope=Scope.JOBS_WORK,
+        summary=summary,
+        parameters=_of_settling,
+        request=Content(shape),
+        responses={200: Reply("Done", answer)},
+        errors=(400, 404, 409, 413, 422, 503),
+        hot=True,
+    )
+    declare(settle_one)
 
 
-for _verb in SHAPES:
-    _settling_route(_verb)
+_settling_route("start", "loading → working", documents.Settled)
+_settling_route("heartbeat", "Renew the lease", documents.Lease)
+_settling_route("progress", "Report progress", documents.Noted)
+_settling_route("logs", "Write log entries", documents.Noted)
+_settling_route("complete", "loading, working → done", documents.Settled)
+_settling_route(
+    "fail",
+    "loading, working → failed, or queued again when retryable and attempts are left",
+    documents.Settled,
+)
+_settling_route("release", "loading, working → queued; no attempt spent", documents.Settled)
+_settling_route("defer", "loading, working → queued later; no attempt spent", documents.Settled)
 
 
-async def _settle_one(house: House, job_id: str, verb: str, wanted: Any, body: bytes) -> dict[str, Any]:
+async def _settle_one(house: House, job_id: str, verb: str, wanted: Any, body: bytes) -> msgspec.Struct:
     match wanted:
         case HeartbeatRequest():
-            lease = (await house.leases.renew([(job_id, wanted.lease_token)], [wanted.lease_seconds])).get(
-                job_id
-            )
+            leases = await house.leases.renew([(job_id, wanted.lease_token)], [wanted.lease_seconds])
+            lease = leases.get(job_id)
             if lease is None:
                 raise await _lost(house, job_id, verb)
-            return _lease_document(lease)
+            return documents.Lease(
+                lease_expires_at=lease.expires_at,
+                cancel_requested=lease.cancel_requested,
+                deadline=lease.deadline,
+            )
         case ProgressRequest() | LogsRequest():
             appended = await asyncio.gather(
                 *(house.scribe.append(event) for event in _events(job_id, wanted))
             )
             if appended[0] is None:
                 raise await _lost(house, job_id, verb)
-            return {"job_id": job_id, "seq": appended[-1].seq if appended[-1] else appended[0].seq}
+            return documents.Noted(job_id=job_id, seq=appended[-1].seq if appended[-1] else appended[0].seq)
         case _:
             settled = await house.settler.settle(
                 await off_loop(len(body), as_settlement, job_id, wanted, body)
             )
+            if settled.state is None:
+                raise NotFound("There is no such job.")
             if not settled.ok:
-                raise NotFound("There is no such job.") if settled.state is None else LeaseLost()
-            return {"job_id": job_id, "state": settled.state}
+                raise LeaseLost()
+            return documents.Settled(job_id=job_id, state=State(settled.state))
 
 
 async def _lost(house: House, job_id: str, verb: str) -> Exception:
@@ -162,24 +215,23 @@ def _events(job_id: str, wanted: ProgressRequest | LogsRequest) -> list[NewEvent
     ]
 
 
-def _lease_document(lease: Lease) -> dict[str, Any]:
-    return {
-        "lease_expires_at": lease.expires_at,
-        "cancel_requested": lease.cancel_requested,
-        "deadline": lease.deadline,
-    }
-
-
-@router.post("/settlements", **describe.SETTLEMENTS)
+@routes.post(
+    "/settlements",
+    scope=Scope.JOBS_WORK,
+    summary=f"Settle up to {MAX_SETTLEMENTS} jobs in one commit, each answered on its own",
+    request=Content(SettlementBatch),
+    responses={200: Reply("Answers in order", SettlementAnswers)},
+    errors=(400, 413, 422, 503),
+    hot=True,
+)
 async def settlements(request: Request) -> Response:
     house = house_of(request)
     body = await read_body(request)
     entries = await off_loop(len(body), _parse_settlements, body, house.settings.max_json_depth)
-    answers: list[dict[str, Any] | None] = [None] * len(entries)
+    answers: dict[int, SettlementAnswer] = {}
     for wave in _waves(entries):
-        for index, answer in zip(wave, await _settle_wave(house, [entries[n] for n in wave]), strict=True):
-            answers[index] = answer
-    return json_response(dump({"settlements": answers}))
+        answers |= zip(wave, await _settle_wave(house, [entries[n] for n in wave]), strict=True)
+    return json_response(encode(SettlementAnswers([answers[n] for n in range(len(entries))])))
 
 
 class _Entry(msgspec.Struct):
@@ -187,11 +239,6 @@ class _Entry(msgspec.Struct):
     verb: str
     wanted: Any
     body: bytes
-
-
-class _EntryHead(msgspec.Struct):
-    job_id: Token
-    verb: str
 
 
 def _parse_settlements(body: bytes, max_depth: int) -> list[_Entry]:
@@ -204,12 +251,12 @@ def _parse_settlements(body: bytes, max_depth: int) -> list[_Entry]:
 def _parse_entry(text: bytes, max_depth: int) -> _Entry:
     parts = verbatim.members(text, max_depth)
     try:
-        head = msgspec.json.decode(text, type=_EntryHead)
+        head = msgspec.json.decode(text, type=SettlementHead)
     except msgspec.ValidationError as problem:
         missing = [name for name in ("job_id", "verb") if name not in parts]
         raise invalid(missing[0] if missing else "job_id", "is required, as a string") from problem
     if head.verb not in BULK_VERBS:
-        raise invalid("verb", f"must be one of {', '.join(sorted(BULK_VERBS))}")
+        raise invalid("verb", f"must be one of {', '.join(BULK_VERBS)}")
     # Without its address the entry is the very body that the single route takes; fingerprints are equal too.
     body = verbatim.assemble(parts, frozenset({"job_id", "verb"})).encode()
     return _Entry(head.job_id, head.verb, decode(body, SHAPES[head.verb], max_depth), body)
@@ -228,9 +275,9 @@ def _waves(entries: Sequence[_Entry]) -> list[list[int]]:
     return waves
 
 
-async def _settle_wave(house: House, entries: Sequence[_Entry]) -> list[dict[str, Any]]:
+async def _settle_wave(house: House, entries: Sequence[_Entry]) -> list[SettlementAnswer]:
     """At most one entry per job: all that settle in one statement, renewals and progress each in one more."""
-    answers: dict[str, dict[str, Any]] = {}
+    answers: dict[str, SettlementAnswer] = {}
     beats = [each for each in entries if isinstance(each.wanted, HeartbeatRequest)]
     notes = [each for each in entries if isinstance(each.wanted, ProgressRequest)]
     settling = [each for each in entries if not isinstance(each.wanted, HeartbeatRequest | ProgressRequest)]
@@ -250,7 +297,13 @@ async def _settle_wave(house: House, entries: Sequence[_Entry]) -> list[dict[str
             if lease is None:
                 late.append(each)
             else:
-                answers[each.job_id] = {"job_id": each.job_id, "ok": True, **_lease_document(lease)}
+                answers[each.job_id] = SettlementAnswer(
+                    job_id=each.job_id,
+                    ok=True,
+                    lease_expires_at=lease.expires_at,
+                    cancel_requested=lease.cancel_requested,
+                    deadline=lease.deadline,
+                )
     if notes:
         appended = await asyncio.gather(
             *(house.scribe.append(_events(each.job_id, each.wanted)[0]) for each in notes)
@@ -259,29 +312,36 @@ async def _settle_wave(house: House, entries: Sequence[_Entry]) -> list[dict[str
             if done is None:
                 late.append(each)
             else:
-                answers[each.job_id] = {"job_id": each.job_id, "ok": True, "seq": done.seq}
+                answers[each.job_id] = SettlementAnswer(job_id=each.job_id, ok=True, seq=done.seq)
     if late:
         known = [(each.job_id, each.verb) for each in late if is_id(each.job_id)]
         house.hub.announce(await note_late(house.database, known))
         answers |= {
-            each.job_id: {"job_id": each.job_id, "ok": False, "code": LeaseLost.code} for each in late
+            each.job_id: SettlementAnswer(job_id=each.job_id, ok=False, code=LeaseLost.code) for each in late
         }
     return [answers[each.job_id] for each in entries]
 
 
-def _settled_answer(settled: Settled) -> dict[str, Any]:
-    if settled.ok:
-        return {"job_id": settled.job_id, "ok": True, "state": settled.state}
+def _settled_answer(settled: Settled) -> SettlementAnswer:
+    if settled.ok and settled.state is not None:
+        return SettlementAnswer(job_id=settled.job_id, ok=True, state=State(settled.state))
     code = NotFound.code if settled.state is None else LeaseLost.code
-    return {"job_id": settled.job_id, "ok": False, "code": code}
+    return SettlementAnswer(job_id=settled.job_id, ok=False, code=code)
 
 
-@router.get("/workers", **describe.WORKERS)
-async def workers(request: Request) -> Response:
-    house = house_of(request)
+@routes.get(
+    "/workers",
+    scope=Scope.ADMIN_READ,
+    summary="Who is about",
+    responses={200: Reply("Workers, last seen first", Workers)},
+    errors=(503,),
+)
+async def workers(server: Server, tenant: Tenant) -> Workers:
     now = time.time()
-    found = await list_workers(house.database, tenant_of(request))
-    documents = [
-        {**msgspec.structs.asdict(each), "alive": now - each.last_seen_at.timestamp() < 120} for each in found
-    ]
-    return json_response(dump({"workers": documents}))
+    found = await list_workers(server.database, tenant)
+    return Workers(
+        [
+            Worker(**msgspec.structs.asdict(each), alive=now - each.last_seen_at.timestamp() < ALIVE_SECONDS)
+            for each in found
+        ]
+    )
