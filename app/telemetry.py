@@ -27,7 +27,7 @@ SETTLEMENTS = Counter(
     "foreman_settlements", "Settlements by verb and whether the lease still held.", ["verb", "ok"]
 )
 
-STREAMS = Gauge("foreman_streams_open", "Event and token streams that this process serves now.", ["of"])
+STREAMS = Gauge("foreman_streams_open", "Events, tokens and answers that this process streams now.", ["of"])
 STREAMS_REFUSED = Counter("foreman_streams_refused", "Streams refused because there were too many.")
 SLOW_READERS = Counter("foreman_slow_readers", "Connections ended because their reader did not read.")
 WATCHED = Gauge("foreman_watches", "Requests and streams of this process that wait for a job to change.")

@@ -78,12 +78,11 @@ class OllamaReader(AnswerReader):
 
     def feed(self, frame: Frame, at: datetime) -> list[Piece]:
         said = as_dict(frame.get("message")) if self._chat else frame
-        delta = Delta(
-            as_text(said.get("content" if self._chat else "response")),
-            as_text(said.get("thinking")),
-            [read_call(call) for call in as_list(said.get("tool_calls"))],
-            frame.get("logprobs"),
-        )
+        text = as_text(said.get("content" if self._chat else "response"))
+        calls = as_list(said.get("tool_calls"))
+        delta = Delta(text, as_text(said.get("thinking")), logprobs=frame.get("logprobs"))
+        if calls:
+            delta.calls = [read_call(call) for call in calls]
         if frame.get("done") is not True:
             return [delta]
         usage = usage_of(frame)
@@ -105,8 +104,11 @@ class OllamaWriter(AnswerWriter):
         frames = []
         if delta.text or delta.thinking or delta.logprobs:
             more = {"thinking": delta.thinking} if delta.thinking else {}
-            frame = {**saying(self._kind, self._model, at, delta.text, **more), "done": False}
-            frames.append(frame | ({"logprobs": delta.logprobs} if delta.logprobs else {}))
+            frame = saying(self._kind, self._model, at, delta.text, **more)
+            frame["done"] = False
+            if delta.logprobs:
+                frame["logprobs"] = delta.logprobs
+            frames.append(frame)
         if delta.calls:
             frames += self._calls(delta.calls, at)
         return frames

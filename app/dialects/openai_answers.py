@@ -15,7 +15,6 @@ _FINISH_REASONS = {"length": "length", "content_filter": "content_filter"}
 _ENVELOPE = frozenset(
     {"id", "object", "created", "model", "system_fingerprint", "created_at", "usage", "timings", "choices"}
 )
-_WRITTEN = ("content", "reasoning_content", "reasoning", "tool_calls")
 
 
 def completion_id(kind: Kind, answer_id: str) -> str:
@@ -79,9 +78,13 @@ class OpenAIReader(AnswerReader):
 
     def feed(self, frame: Frame, at: datetime) -> list[Piece]:
         self._meter.feed(frame, at)
-        choices = [as_dict(item) for item in as_list(frame.get("choices"))]
-        # The others have one answer where this one may have `n`.
-        return [self._delta(choice) for choice in choices if not choice.get("index")]
+        pieces: list[Piece] = []
+        for item in as_list(frame.get("choices")):
+            choice = as_dict(item)
+            # The others have one answer where this one may have `n`.
+            if not choice.get("index"):
+                pieces.append(self._delta(choice))
+        return pieces
 
     def _delta(self, choice: Frame) -> Delta:
         said = _said(choice)
@@ -91,7 +94,8 @@ class OpenAIReader(AnswerReader):
             self._reason = as_text(choice["finish_reason"])
         text = as_text(said.get("content")) or as_text(said.get("refusal")) or as_text(choice.get("text"))
         thinking = as_text(said.get("reasoning_content")) or as_text(said.get("reasoning"))
-        return Delta(text, thinking, logprobs=as_list(as_dict(choice.get("logprobs")).get("content")))
+        logprobs = choice.get("logprobs")
+        return Delta(text, thinking, logprobs=as_list(as_dict(logprobs).get("content")) if logprobs else None)
 
     def finish(self) -> list[Piece]:
         if self._reason is None:
@@ -344,9 +348,10 @@ class OpenAIMeter(Meter):
         for name in ("usage", "timings"):
             if isinstance(frame.get(name), dict):
                 self._seen[name] = frame[name]
-        if any(_has_output(as_dict(choice)) for choice in as_list(frame.get("choices"))):
-            self._first_output_at = self._first_output_at or at
-            self._last_output_at = at
+        for choice in as_list(frame.get("choices")):
+            if _has_output(as_dict(choice)):
+                self._first_output_at = self._first_output_at or at
+                self._last_output_at = at
 
     def usage(self) -> Usage:
         """Until the first output, and from there to the last."""
@@ -359,7 +364,6 @@ class OpenAIMeter(Meter):
 
 def _has_output(choice: Frame) -> bool:
     """Whether a choice carries something the model wrote, not just a role or an end."""
-    if choice.get("text"):
-        return True
     said = _said(choice)
-    return any(said.get(name) for name in _WRITTEN)
+    written = said.get("content") or said.get("reasoning_content") or said.get("reasoning")
+    return bool(written or said.get("tool_calls") or choice.get("text"))
