@@ -12,9 +12,6 @@ from app.api import (
     artifacts,
     bulk,
     dead_letters,
-    describe,
-    describe_queues,
-    describe_webhooks,
     document,
     events,
     feed,
@@ -54,6 +51,11 @@ ROUTES = [
     *stream.routes,
     *feed.routes,
     *artifacts.routes,
+    *webhooks.routes,
+    *queues.routes,
+    *dead_letters.routes,
+    *bulk.routes,
+    *schedules.routes,
     *targets.routes,
     *ollama.routes,
     *openai.routes,
@@ -62,16 +64,6 @@ ROUTES = [
 
 # Shapes that the document needs although no route names them.
 UNNAMED = (JobError, ReportedUsage, WebhookMessage)
-ROUTERS = [
-    each.router
-    for each in (
-        webhooks,
-        queues,
-        dead_letters,
-        bulk,
-        schedules,
-    )
-]
 
 
 def create_app(settings: Settings) -> Edge:
@@ -97,8 +89,6 @@ def create_app(settings: Settings) -> Edge:
     routes = list(health.routes) if is_worker else ROUTES
     # Not include_router: that would match every request twice and bring back the machinery that
     # the direct routes do without.
-    for router in [] if is_worker else ROUTERS:
-        app.router.routes.extend(router.routes)
     app.router.routes.extend(mounted(routes))
     by_framework = app.openapi
 
@@ -106,9 +96,6 @@ def create_app(settings: Settings) -> Edge:
     def openapi() -> dict[str, Any]:
         described = by_framework()
         document.describe(described, routes, UNNAMED)
-        described.setdefault("components", {}).setdefault("schemas", {}).update(
-            describe.SCHEMAS | describe_queues.SCHEMAS | describe_webhooks.SCHEMAS
-        )
         return described
 
     # FastAPI's documented way to extend the document.

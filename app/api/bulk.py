@@ -2,136 +2,175 @@
 
 import asyncio
 import time
-from typing import Any
+from typing import Annotated, cast
 
 import msgspec
 import orjson
+from fastapi import Depends, Header, Path
+from msgspec import Meta
 from starlette.requests import Request
-from starlette.responses import Response
 
-from app.api import describe_queues as describe
-from app.api.direct import direct_router, json_response, read_as
 from app.api.headers import prefer_wait
-from app.api.house import House, house_of, tenant_of
-from app.api.jobs import moment_of
-from app.api.render import dump
+from app.api.house import House
+from app.api.job_parameters import moment_of
+from app.api.operator_documents import (
+    BulkAction,
+    BulkCount,
+    BulkOperation,
+    BulkOperations,
+    BulkState,
+    JobFilter,
+)
+from app.api.parameters import JsonBody, Server, Tenant
+from app.api.routes import LOCATION, Answer, AnswerHeader, AnyOf, Reply, Routes, Scope
 from app.errors import InvalidTransition, NotFound
-from app.jobs import verbatim
 from app.jobs.ids import is_id
 from app.jobs.states import State
-from app.jobs.submission import explain, invalid
+from app.jobs.submission import invalid
 from app.store import bulk
 from app.store.read import Filter
 
-router = direct_router("operators")
+routes = Routes("operators")
 
 MAX_LISTED = 100
 LOOK_SECONDS = 0.1
 
 
-class JobFilter(msgspec.Struct, forbid_unknown_fields=True):
-    """The filters of GET /jobs, as JSON."""
-
-    state: str | list[str] | None = None
-    queue: str | None = None
-    kind: str | None = None
-    model: str | None = None
-    since: str | None = None
-    until: str | None = None
-    metadata: dict[str, str] | None = None
-
-
-class BulkRequest(msgspec.Struct, forbid_unknown_fields=True):
+class BulkRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     filter: JobFilter
-    action: str | None = None
-    dry_run: bool = False
+    dry_run: Annotated[bool, Meta(description="Only count.")] = False
 
 
-@router.post("/bulk-operations", status_code=202, **describe.BEGIN_BULK)
-async def begin(request: Request) -> Response:
-    wanted = await read_bulk(request)
-    if wanted.action is None or wanted.action not in bulk.ACTIONS:
-        raise invalid("action", f"must be one of {', '.join(bulk.ACTIONS)}")
-    return await run_bulk(request, wanted.action, wanted)
+class NewBulkOperation(BulkRequest, kw_only=True, forbid_unknown_fields=True):
+    # Described, and checked by hand: the error then names them all.
+    action: Annotated[str, Meta(extra_json_schema={"enum": list(bulk.ACTIONS)})]
+
+    def check(self) -> None:
+        if self.action not in bulk.ACTIONS:
+            raise invalid("action", f"must be one of {', '.join(bulk.ACTIONS)}")
 
 
-@router.get("/bulk-operations", **describe.LIST_BULK)
-async def list_operations(request: Request) -> Response:
-    house = house_of(request)
-    found = await bulk.list_operations(house.database, tenant_of(request), MAX_LISTED)
-    return json_response(dump({"operations": [_document(each) for each in found]}))
+async def _wait(
+    request: Request,
+    # Read from the request, because there may be several.
+    _prefer: Annotated[
+        str | None,
+        Header(
+            alias="Prefer",
+            description="`wait=N`, N up to 300: answer 200 when the last step is taken, if that is in time.",
+        ),
+    ] = None,
+) -> int | None:
+    return prefer_wait(request)
 
 
-@router.get("/bulk-operations/{operation_id}", **describe.GET_BULK)
-async def get(request: Request) -> Response:
-    return json_response(dump(_document(await _operation(request))))
+PreferWait = Annotated[int | None, Depends(_wait)]
+BULK_ANSWERS = {
+    202: Reply("Begun", BulkOperation, (LOCATION,)),
+    200: Reply(
+        "Counted (dry run), or finished in time",
+        AnyOf((BulkCount, BulkOperation)),
+        (LOCATION, AnswerHeader("Preference-Applied")),
+    ),
+}
+BULK_ERRORS = (400, 413, 422, 503)
 
 
-@router.post("/bulk-operations/{operation_id}/stop", **describe.STOP_BULK)
-async def stop(request: Request) -> Response:
-    operation = await _operation(request)
-    stopped = await bulk.stop(house_of(request).database, operation.id, tenant_of(request))
+@routes.post(
+    "/bulk-operations",
+    scope=Scope.ADMIN_WRITE,
+    summary="Cancel, retry, dismiss or delete all jobs that match a filter",
+    responses=BULK_ANSWERS,
+    errors=BULK_ERRORS,
+)
+async def begin(
+    server: Server,
+    tenant: Tenant,
+    wanted: Annotated[NewBulkOperation, Depends(JsonBody(NewBulkOperation))],
+    wait: PreferWait,
+) -> Answer[BulkCount | BulkOperation]:
+    return await run_bulk(server, tenant, cast(BulkAction, wanted.action), wanted, wait)
+
+
+@routes.get(
+    "/bulk-operations",
+    scope=Scope.ADMIN_READ,
+    summary="List bulk operations, newest first",
+    responses={200: Reply("The last hundred", BulkOperations)},
+    errors=(503,),
+)
+async def list_operations(server: Server, tenant: Tenant) -> BulkOperations:
+    found = await bulk.list_operations(server.database, tenant, MAX_LISTED)
+    return BulkOperations([_document(each) for each in found])
+
+
+async def _operation(server: Server, tenant: Tenant, operation_id: Annotated[str, Path()]) -> bulk.Operation:
+    found = await bulk.get(server.database, operation_id, tenant) if is_id(operation_id) else None
+    if found is None:
+        raise NotFound("There is no such operation.")
+    return found
+
+
+OperationInPath = Annotated[bulk.Operation, Depends(_operation)]
+
+
+@routes.get(
+    "/bulk-operations/{operation_id}",
+    scope=Scope.ADMIN_READ,
+    summary="How far a bulk operation got",
+    responses={200: Reply("The operation", BulkOperation)},
+    errors=(404, 503),
+)
+async def get(operation: OperationInPath) -> BulkOperation:
+    return _document(operation)
+
+
+@routes.post(
+    "/bulk-operations/{operation_id}/stop",
+    scope=Scope.ADMIN_WRITE,
+    summary="Take no further steps of a bulk operation",
+    responses={200: Reply("Stopped", BulkOperation)},
+    errors=(404, 409, 503),
+)
+async def stop(server: Server, tenant: Tenant, operation: OperationInPath) -> BulkOperation:
+    stopped = await bulk.stop(server.database, operation.id, tenant)
     if stopped is None:
         raise InvalidTransition(f"This operation is {operation.state} already.", state=operation.state)
-    return json_response(dump(_document(stopped)))
+    return _document(stopped)
 
 
-async def read_bulk(request: Request) -> BulkRequest:
-    return await read_as(request, _parse_bulk, house_of(request).settings.max_json_depth)
-
-
-def _parse_bulk(body: bytes, max_depth: int) -> BulkRequest:
-    parts = verbatim.members(body, max_depth)
-    try:
-        return msgspec.json.decode(body, type=BulkRequest)
-    except msgspec.ValidationError as problem:
-        unknown = sorted(parts.keys() - set(BulkRequest.__struct_fields__))
-        raise (
-            invalid(unknown[0], "is not a known field") if unknown else explain(parts, BulkRequest)
-        ) from problem
-
-
-async def run_bulk(request: Request, action: str, wanted: BulkRequest) -> Response:
+async def run_bulk(
+    house: House, tenant: str, action: BulkAction, wanted: BulkRequest, wait: int | None
+) -> Answer[BulkCount | BulkOperation]:
     """Count (dry run), or begin and answer at once; with `Prefer: wait=N` when it is done, if in time."""
-    house, tenant = house_of(request), tenant_of(request)
     matching = _filter(wanted.filter)
     if not bulk.states_of(action, matching):
         works_on = ", ".join(sorted(bulk.ACTIONS[action]))
         raise invalid("filter.state", f"{action} works on jobs that are {works_on}")
     if wanted.dry_run:
-        matched = await bulk.count(house.database, action, matching, tenant)
-        return json_response(dump({"action": action, "dry_run": True, "matched": matched}))
+        # Without a limit to its time it comes to an end.
+        matched = cast(int, await bulk.count(house.database, action, matching, tenant))
+        return Answer(BulkCount(action=action, dry_run=True, matched=matched), 200)
     begun = await bulk.begin(house.database, action, matching, tenant)
     house.hub.announce(begun)
     [operation] = begun.answers
     headers = {"location": f"/bulk-operations/{operation.id}"}
-    wait = prefer_wait(request)
     if wait is not None:
-        operation = await _wait(house, operation, tenant, wait)
+        operation = await _wait_until_done(house, operation, tenant, wait)
         if operation.state != "running":
             headers["preference-applied"] = f"wait={wait}"
-            return json_response(dump(_document(operation)), 200, headers)
-    return json_response(dump(_document(operation)), 202, headers)
+            return Answer(_document(operation), 200, headers)
+    return Answer(_document(operation), 202, headers)
 
 
-async def _wait(house: House, operation: bulk.Operation, tenant: str, seconds: float) -> bulk.Operation:
+async def _wait_until_done(
+    house: House, operation: bulk.Operation, tenant: str, seconds: float
+) -> bulk.Operation:
     ends = time.monotonic() + seconds
     while operation.state == "running" and time.monotonic() < ends and not house.hub.closing:
         await asyncio.sleep(LOOK_SECONDS)
         operation = await bulk.get(house.database, operation.id, tenant) or operation
     return operation
-
-
-async def _operation(request: Request) -> bulk.Operation:
-    operation_id: str = request.path_params["operation_id"]
-    found = (
-        await bulk.get(house_of(request).database, operation_id, tenant_of(request))
-        if is_id(operation_id)
-        else None
-    )
-    if found is None:
-        raise NotFound("There is no such operation.")
-    return found
 
 
 def _filter(given: JobFilter) -> Filter:
@@ -153,17 +192,19 @@ def _filter(given: JobFilter) -> Filter:
     )
 
 
-def _document(operation: bulk.Operation) -> dict[str, Any]:
+def _document(operation: bulk.Operation) -> BulkOperation:
     kept = orjson.loads(operation.filter)
-    return {
-        "operation_id": operation.id,
-        "action": operation.action,
-        "filter": {name: value for name, value in kept.items() if value},
-        "state": operation.state,
-        "matched": operation.matched,
-        "visited": operation.passed,
-        "moved": operation.moved,
-        "created_at": operation.created_at,
-        "updated_at": operation.updated_at,
-        "completed_at": operation.completed_at,
-    }
+    # A row has no action and no state but these.
+    action, state = cast(BulkAction, operation.action), cast(BulkState, operation.state)
+    return BulkOperation(
+        operation_id=operation.id,
+        action=action,
+        filter=JobFilter(**{name: kept[name] for name in JobFilter.__struct_fields__ if kept.get(name)}),
+        state=state,
+        matched=operation.matched,
+        visited=operation.passed,
+        moved=operation.moved,
+        created_at=operation.created_at,
+        updated_at=operation.updated_at,
+        completed_at=operation.completed_at,
+    )

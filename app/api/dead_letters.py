@@ -1,67 +1,119 @@
 """/dead-letters: failed jobs, to be replayed or given up on, one by one or by filter."""
 
-from starlette.requests import Request
-from starlette.responses import Response
+from typing import Annotated
 
-from app.api import describe_queues as describe
-from app.api.bulk import read_bulk, run_bulk
-from app.api.direct import direct_router, json_response
-from app.api.house import House, house_of, tenant_of
-from app.api.jobs import document_of, filter_of, job_id_of, page
+from fastapi import Depends, Query
+from pydantic import BeforeValidator
+from starlette.requests import Request
+
+from app.api.bulk import BULK_ANSWERS, BULK_ERRORS, BulkRequest, PreferWait, run_bulk
+from app.api.house import House
+from app.api.job_documents import DeadLetterPage
+from app.api.job_documents import Job as Document
+from app.api.job_parameters import DEFAULT_LIMIT, JobFilter, JobIdInPath, Limit, next_link
+from app.api.jobs import page_of, read_document
+from app.api.operator_documents import BulkCount, BulkOperation
+from app.api.parameters import JsonBody, Server, Tenant
+from app.api.routes import LINK, Answer, Reply, Routes, Scope
 from app.errors import InvalidTransition, NotFound
+from app.jobs.shapes import decode
 from app.jobs.states import State
 from app.jobs.submission import invalid
+from app.jobs.verbatim import members
 from app.store import read, steer
 
-router = direct_router("operators")
+routes = Routes("operators")
 
 
-@router.get("/dead-letters", **describe.LIST_DEAD_LETTERS)
-async def list_dead_letters(request: Request) -> Response:
-    wanted, limit = filter_of(request)
-    if wanted.states:
-        raise invalid("state", "is not a filter here: dead letters are failed jobs")
-    wanted.states = [State.FAILED]
-    return await page(request, house_of(request), wanted, limit, "dead_letters")
-
-
-@router.post("/dead-letters/replay", status_code=202, **describe.REPLAY_MANY)
-async def replay_many(request: Request) -> Response:
-    return await _many(request, "retry")
-
-
-@router.post("/dead-letters/dismiss", status_code=202, **describe.DISMISS_MANY)
-async def dismiss_many(request: Request) -> Response:
-    return await _many(request, "dismiss")
-
-
-async def _many(request: Request, action: str) -> Response:
-    wanted = await read_bulk(request)
-    if wanted.action is not None:
+def _parse_filter(body: bytes, max_depth: int) -> BulkRequest:
+    if "action" in members(body, max_depth):
         raise invalid("action", "is in the path already")
-    return await run_bulk(request, action, wanted)
+    return decode(body, BulkRequest, max_depth)
 
 
-@router.post("/dead-letters/{job_id}/replay", **describe.REPLAY)
-async def replay(request: Request) -> Response:
-    house = house_of(request)
-    job_id = job_id_of(request)
-    changes = await steer.revive(house.database, [job_id], tenant_of(request))
+BulkBody = Annotated[BulkRequest, Depends(JsonBody(BulkRequest, parse=_parse_filter))]
+
+
+def _refuse_state(_given: str) -> None:
+    raise invalid("state", "is not a filter here: dead letters are failed jobs")
+
+
+@routes.get(
+    "/dead-letters",
+    scope=Scope.ADMIN_READ,
+    summary="List dead letters, newest first",
+    responses={200: Reply("A page of failed jobs", DeadLetterPage, (LINK,))},
+    errors=(422, 503),
+)
+async def list_dead_letters(
+    request: Request,
+    server: Server,
+    tenant: Tenant,
+    wanted: JobFilter,
+    _state: Annotated[
+        None, BeforeValidator(_refuse_state), Query(alias="state", include_in_schema=False)
+    ] = None,
+    limit: Limit = DEFAULT_LIMIT,
+) -> Answer[DeadLetterPage]:
+    wanted.states = [State.FAILED]
+    jobs, cursor = await page_of(server, wanted, tenant, limit)
+    return Answer(DeadLetterPage(jobs, cursor), headers=next_link(request, cursor))
+
+
+@routes.post(
+    "/dead-letters/replay",
+    scope=Scope.ADMIN_WRITE,
+    summary="Replay all dead letters that match a filter",
+    responses=BULK_ANSWERS,
+    errors=BULK_ERRORS,
+)
+async def replay_many(
+    server: Server, tenant: Tenant, wanted: BulkBody, wait: PreferWait
+) -> Answer[BulkCount | BulkOperation]:
+    return await run_bulk(server, tenant, "retry", wanted, wait)
+
+
+@routes.post(
+    "/dead-letters/dismiss",
+    scope=Scope.ADMIN_WRITE,
+    summary="Dismiss all dead letters that match a filter",
+    responses=BULK_ANSWERS,
+    errors=BULK_ERRORS,
+)
+async def dismiss_many(
+    server: Server, tenant: Tenant, wanted: BulkBody, wait: PreferWait
+) -> Answer[BulkCount | BulkOperation]:
+    return await run_bulk(server, tenant, "dismiss", wanted, wait)
+
+
+@routes.post(
+    "/dead-letters/{job_id}/replay",
+    scope=Scope.ADMIN_WRITE,
+    summary="Put a dead letter back into its queue, under the same id; attempts start over",
+    responses={200: Reply("Queued again", Document)},
+    errors=(404, 409, 503),
+)
+async def replay(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document:
+    changes = await steer.revive(server.database, [job_id], tenant)
     if not changes.answers:
-        raise await _refusal(house, job_id, tenant_of(request))
-    house.hub.announce(changes)
-    return json_response(await document_of(house, job_id, tenant_of(request)))
+        raise await _refusal(server, job_id, tenant)
+    server.hub.announce(changes)
+    return await read_document(server, job_id, tenant)
 
 
-@router.post("/dead-letters/{job_id}/dismiss", **describe.DISMISS)
-async def dismiss(request: Request) -> Response:
-    house = house_of(request)
-    job_id = job_id_of(request)
-    changes = await steer.dismiss(house.database, [job_id], tenant_of(request))
+@routes.post(
+    "/dead-letters/{job_id}/dismiss",
+    scope=Scope.ADMIN_WRITE,
+    summary="Give up on a dead letter",
+    responses={200: Reply("Dismissed", Document)},
+    errors=(404, 409, 503),
+)
+async def dismiss(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document:
+    changes = await steer.dismiss(server.database, [job_id], tenant)
     if not changes.answers:
-        raise await _refusal(house, job_id, tenant_of(request))
-    house.hub.announce(changes)
-    return json_response(await document_of(house, job_id, tenant_of(request)))
+        raise await _refusal(server, job_id, tenant)
+    server.hub.announce(changes)
+    return await read_document(server, job_id, tenant)
 
 
 async def _refusal(house: House, job_id: str, tenant: str) -> Exception:

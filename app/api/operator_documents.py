@@ -1,7 +1,7 @@
 """Queues, schedules, targets and whatever else operators look at: the shapes of answers."""
 
 from datetime import date
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Raw
@@ -13,6 +13,7 @@ from app.jobs.submission import Name
 from app.targets.config import Origin, Slots, Tags, TargetUrl, WakeAction
 
 Number = Annotated[float, Meta(ge=0)]
+MomentAsText = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
 
 class Alive(msgspec.Struct):
@@ -63,6 +64,9 @@ class Rates(msgspec.Struct, kw_only=True):
     failed_per_second: Number
 
 
+Gate = Literal["paused", "max_running", "rate", "key"]
+
+
 class Queue(QueueSettings, frozen=True, kw_only=True, omit_defaults=False, forbid_unknown_fields=False):
     name: Name
     paused: bool
@@ -70,7 +74,7 @@ class Queue(QueueSettings, frozen=True, kw_only=True, omit_defaults=False, forbi
     counts: Counts
     ready: Annotated[Count, Meta(description="Queued jobs that could be claimed now.")]
     held: Held
-    gated_by: Literal["paused", "max_running", "rate", "key"] | None
+    gated_by: Gate | None
     ages: Ages
     rates: Rates
     created_at: Moment
@@ -120,6 +124,7 @@ class Workers(msgspec.Struct):
 
 
 BulkAction = Literal["cancel", "retry", "dismiss", "delete"]
+BulkState = Literal["running", "done", "stopped"]
 
 
 class BulkCount(msgspec.Struct, kw_only=True):
@@ -128,12 +133,24 @@ class BulkCount(msgspec.Struct, kw_only=True):
     matched: Count
 
 
+class JobFilter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The filters of GET /jobs; an empty one matches everything."""
+
+    # Texts, and checked by hand: in the words of the same filters in a query.
+    state: str | list[str] | None = None
+    queue: str | None = None
+    kind: str | None = None
+    model: str | None = None
+    since: MomentAsText | None = None
+    until: MomentAsText | None = None
+    metadata: dict[str, str] | None = None
+
+
 class BulkOperation(msgspec.Struct, kw_only=True):
     operation_id: JobId
     action: BulkAction
-    # The JobFilter that was sent, without what is empty.
-    filter: dict[str, Any]
-    state: Literal["running", "done", "stopped"]
+    filter: Annotated[JobFilter, Meta(description="As it was sent, without what is empty.")]
+    state: BulkState
     matched: Annotated[Count | None, Meta(description="When it began; counted up to a million.")]
     visited: Count
     moved: Annotated[Count, Meta(description="Jobs that changed, with those that went along (children).")]

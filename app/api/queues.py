@@ -1,121 +1,161 @@
 """/queues: settings, counts, ages and rates; pause and resume; who holds a key."""
 
-import re
-from typing import Any
+from typing import Annotated, Any, cast
 
+import msgspec
 import orjson
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import Depends, Path
 
-from app.api import describe_queues as describe
-from app.api.direct import direct_router, json_response, read_as
-from app.api.house import House, house_of
-from app.api.render import dump
+from app.api.house import House
+from app.api.operator_documents import Ages, Counts, Gate, Held, Key, Queues, Rates
+from app.api.operator_documents import Queue as Document
+from app.api.parameters import JsonBody, NameInPath, Server
+from app.api.routes import Answer, Reply, Routes, Scope
 from app.errors import InvalidRequest, NotFound
-from app.jobs.queue_settings import in_force, load_settings, parse_settings
-from app.jobs.submission import NAME
+from app.jobs.queue_settings import QueueSettings, in_force, load_settings, parse_settings
+from app.jobs.submission import is_name
 from app.store import keys, queues
 from app.store.census import RATES, QueueCount
 
-router = direct_router("queues")
-
-_NAME = re.compile(NAME)
+routes = Routes("queues")
 
 
-@router.get("/queues", **describe.LIST_QUEUES)
-async def list_queues(request: Request) -> Response:
-    house = house_of(request)
-    counts = await house.queues.census.take()
-    found = await queues.list_queues(house.database)
-    shown = [_shown(house, row, counts.get(row.name)) for row in found]
-    return json_response(dump({"queues": shown}))
-
-
-@router.get("/queues/{name}", **describe.GET_QUEUE)
-async def get_queue(request: Request) -> Response:
-    house = house_of(request)
-    return json_response(dump(await _document(house, queue_of(request))))
-
-
-@router.put("/queues/{name}", **describe.PUT_QUEUE)
-async def put_queue(request: Request) -> Response:
-    """Replaces all settings; what is not named has its default again."""
-    house = house_of(request)
-    name = queue_of(request, new=True)
-    settings = await read_as(request, parse_settings, house.settings.max_json_depth)
-    changes = await queues.configure(house.database, name, settings)
-    await house.queues.configured(changes)
-    return json_response(dump(await _document(house, name)), 201 if changes.answers[0] else 200)
-
-
-@router.post("/queues/{name}/pause", **describe.PAUSE_QUEUE)
-async def pause(request: Request) -> Response:
-    return await _pause(request, paused=True)
-
-
-@router.post("/queues/{name}/resume", **describe.RESUME_QUEUE)
-async def resume(request: Request) -> Response:
-    return await _pause(request, paused=False)
-
-
-async def _pause(request: Request, *, paused: bool) -> Response:
-    house = house_of(request)
-    name = queue_of(request, new=True)
-    await house.queues.configured(await queues.pause(house.database, name, paused=paused))
-    return json_response(dump(await _document(house, name)))
-
-
-@router.get("/queues/{name}/keys/{key:path}", **describe.GET_KEY)
-async def get_key(request: Request) -> Response:
-    house = house_of(request)
-    name = queue_of(request)
-    key: str = request.path_params["key"]
-    if "\0" in key or not await queues.list_queues(house.database, name=name):
+async def _existing_name(name: NameInPath) -> str:
+    if not is_name(name):
         raise NotFound("There is no such queue.")
-    return json_response(dump(await keys.show_key(house.database, name, key)))
+    return name
 
 
-async def _document(house: House, name: str) -> dict[str, Any]:
+async def _new_name(name: NameInPath) -> str:
+    if not is_name(name):
+        raise InvalidRequest(
+            "A queue's name has 1 to 128 letters, digits and . _ : -, beginning with a letter or digit.",
+            errors=[{"field": "name", "message": "is not a name for a queue"}],
+        )
+    return name
+
+
+# Dependencies, and so looked at before the body is read.
+ExistingName = Annotated[str, Depends(_existing_name)]
+NewName = Annotated[str, Depends(_new_name)]
+
+
+@routes.get(
+    "/queues",
+    scope=Scope.ADMIN_READ,
+    summary="List queues",
+    responses={200: Reply("All queues", Queues)},
+    errors=(503,),
+)
+async def list_queues(server: Server) -> Queues:
+    counts = await server.queues.census.take()
+    found = await queues.list_queues(server.database)
+    return Queues([_document(server, row, counts.get(row.name)) for row in found])
+
+
+@routes.get(
+    "/queues/{name}",
+    scope=Scope.ADMIN_READ,
+    summary="Read a queue: settings, counts, ages, rates",
+    responses={200: Reply("The queue", Document)},
+    errors=(404, 503),
+)
+async def get_queue(server: Server, name: ExistingName) -> Document:
+    return await _read(server, name)
+
+
+@routes.put(
+    "/queues/{name}",
+    scope=Scope.ADMIN_WRITE,
+    summary="Configure a queue; settings that are not named have their defaults again",
+    responses={
+        200: Reply("Changed; counts everywhere within a second", Document),
+        201: Reply("New", Document),
+    },
+    errors=(400, 413, 422, 503),
+)
+async def put_queue(
+    server: Server,
+    name: NewName,
+    # As they were written, and so they are kept.
+    settings: Annotated[dict[str, Any], Depends(JsonBody(QueueSettings, parse=parse_settings))],
+) -> Answer[Document]:
+    changes = await queues.configure(server.database, name, settings)
+    await server.queues.configured(changes)
+    return Answer(await _read(server, name), 201 if changes.answers[0] else 200)
+
+
+@routes.post(
+    "/queues/{name}/pause",
+    scope=Scope.ADMIN_WRITE,
+    summary="Give out no more jobs of this queue; those that run go on",
+    responses={200: Reply("Paused", Document)},
+    errors=(422, 503),
+)
+async def pause(server: Server, name: NewName) -> Document:
+    await server.queues.configured(await queues.pause(server.database, name, paused=True))
+    return await _read(server, name)
+
+
+@routes.post(
+    "/queues/{name}/resume",
+    scope=Scope.ADMIN_WRITE,
+    summary="Give out jobs again",
+    responses={200: Reply("Not paused", Document)},
+    errors=(422, 503),
+)
+async def resume(server: Server, name: NewName) -> Document:
+    await server.queues.configured(await queues.pause(server.database, name, paused=False))
+    return await _read(server, name)
+
+
+@routes.get(
+    "/queues/{name}/keys/{key:path}",
+    scope=Scope.ADMIN_READ,
+    summary="Who holds a concurrency key, and who waits for it",
+    responses={200: Reply("The key", Key)},
+    errors=(404, 503),
+)
+async def get_key(
+    server: Server,
+    name: ExistingName,
+    key: Annotated[str, Path(description="Its parts joined by slashes.")],
+) -> Key:
+    if "\0" in key or not await queues.list_queues(server.database, name=name):
+        raise NotFound("There is no such queue.")
+    return msgspec.convert(await keys.show_key(server.database, name, key), Key, from_attributes=True)
+
+
+async def _read(house: House, name: str) -> Document:
     found = await queues.list_queues(house.database, name=name)
     if not found:
         raise NotFound("There is no such queue.")
-    return _shown(house, found[0], (await house.queues.census.take()).get(name))
+    return _document(house, found[0], (await house.queues.census.take()).get(name))
 
 
-def _shown(house: House, row: queues.Queue, count: QueueCount | None) -> dict[str, Any]:
+def _document(house: House, row: queues.Queue, count: QueueCount | None) -> Document:
     count = count or QueueCount()
-    settings = in_force(orjson.loads(row.settings), house.queues.usual_retention)
     paused = row.paused_at is not None
-    return {
-        "name": row.name,
-        "paused": paused,
-        "paused_at": row.paused_at,
-        **settings,
-        "counts": count.states,
-        "ready": count.ready,
-        "held": {
-            "scheduled": count.held["scheduled"],
-            "key_busy": count.held["key"],
-            "waiting_for": count.held["waiting_for"],
-        },
-        "gated_by": count.gated_by(load_settings(row.settings), paused=paused),
-        "ages": {
-            "oldest_queued_seconds": count.oldest_queued_seconds,
-            "oldest_running_seconds": count.oldest_running_seconds,
-        },
-        "rates": {f"{name}_per_second": count.per_second.get(part, 0.0) for name, part in RATES.items()},
-        "created_at": row.created_at,
-        "updated_at": row.updated_at,
-    }
-
-
-def queue_of(request: Request, *, new: bool = False) -> str:
-    name: str = request.path_params["name"]
-    if not _NAME.match(name):
-        if new:
-            raise InvalidRequest(
-                "A queue's name has 1 to 128 letters, digits and . _ : -, beginning with a letter or digit.",
-                errors=[{"field": "name", "message": "is not a name for a queue"}],
-            )
-        raise NotFound("There is no such queue.")
-    return name
+    return Document(
+        **in_force(orjson.loads(row.settings), house.queues.usual_retention),
+        name=row.name,
+        paused=paused,
+        paused_at=row.paused_at,
+        counts=Counts(**count.states),
+        ready=count.ready,
+        held=Held(
+            scheduled=count.held["scheduled"],
+            key_busy=count.held["key"],
+            waiting_for=count.held["waiting_for"],
+        ),
+        gated_by=cast(Gate | None, count.gated_by(load_settings(row.settings), paused=paused)),
+        ages=Ages(
+            oldest_queued_seconds=count.oldest_queued_seconds,
+            oldest_running_seconds=count.oldest_running_seconds,
+        ),
+        rates=Rates(
+            **{f"{name}_per_second": count.per_second.get(part, 0.0) for name, part in RATES.items()}
+        ),
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+    )

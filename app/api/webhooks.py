@@ -2,16 +2,18 @@
 
 import base64
 import binascii
-from typing import Any
+from typing import Annotated, Any, TypeVar, cast, get_args
 
+from fastapi import Depends, Path, Query
+from msgspec import UNSET
+from pydantic import BeforeValidator
 from starlette.requests import Request
-from starlette.responses import Response
 
-from app.api import describe_webhooks as describe
-from app.api.direct import direct_router, json_response
-from app.api.house import house_of, tenant_of
-from app.api.jobs import job_id_of, limit_of
-from app.api.render import dump
+from app.api.job_documents import DeliveriesOfJob, DeliveryPage, DeliveryState, ListedDelivery
+from app.api.job_documents import Delivery as Document
+from app.api.job_parameters import DEFAULT_LIMIT, JobIdInPath, Limit, next_link
+from app.api.parameters import KnownFilters, Server, Tenant
+from app.api.routes import LINK, Answer, Reply, Routes, Scope
 from app.errors import NotFound
 from app.jobs.ids import ID_LENGTH, is_id
 from app.jobs.submission import invalid
@@ -19,85 +21,12 @@ from app.store import outbox
 from app.store.outbox import Delivery, DeliveryFilter
 from app.webhooks.message import delivery_id
 
-router = direct_router("webhooks")
+routes = Routes("webhooks")
+Shape = TypeVar("Shape", bound=Document)
 
-STATES = ("pending", "delivered", "given_up", "refused")
-FILTERS = frozenset({"host", "state", "limit", "cursor"})
+STATES: tuple[str, ...] = get_args(DeliveryState)
 MAX_OF_JOB = 1000
 MAX_SEQ = 2**31 - 1
-
-
-@router.get("/jobs/{job_id}/webhooks", **describe.OF_JOB)
-async def of_job(request: Request) -> Response:
-    house = house_of(request)
-    job_id = job_id_of(request)
-    after = _number(request.query_params.get("after", "0"))
-    if after is None:
-        raise invalid("after", "must be a seq")
-    found = await outbox.deliveries_of(house.database, job_id, tenant_of(request), after, MAX_OF_JOB + 1)
-    if not found and not await outbox.job_exists(house.database, job_id, tenant_of(request)):
-        raise NotFound("There is no such job.")
-    document: dict[str, Any] = {"deliveries": [_document(each) for each in found[:MAX_OF_JOB]]}
-    if len(found) > MAX_OF_JOB:
-        document["next_after"] = found[MAX_OF_JOB - 1].seq
-    return json_response(dump(document))
-
-
-@router.post("/jobs/{job_id}/webhooks/{delivery_id}/redeliver", status_code=202, **describe.REDELIVER)
-async def redeliver(request: Request) -> Response:
-    house = house_of(request)
-    job_id = job_id_of(request)
-    named, _, seq = request.path_params["delivery_id"].partition("-")
-    number = _number(seq)
-    if named != job_id or number is None:
-        raise NotFound("There is no such delivery.")
-    changes = await outbox.redeliver(house.database, job_id, tenant_of(request), number)
-    if not changes.answers:
-        raise NotFound("There is no such delivery.")
-    house.hub.announce(changes)
-    return json_response(dump(_document(changes.answers[0])), 202)
-
-
-@router.get("/webhooks", **describe.LIST)
-async def list_all(request: Request) -> Response:
-    house = house_of(request)
-    query = request.query_params
-    for name, value in query.multi_items():
-        if name not in FILTERS:
-            raise invalid(name, "is not a known filter")
-        if "\0" in value:
-            raise invalid(name, "has a NUL character")
-    state = query.get("state")
-    if state is not None and state not in STATES:
-        raise invalid("state", f"must be one of {', '.join(STATES)}")
-    limit = limit_of(query.get("limit"))
-    cursor = query.get("cursor")
-    wanted = DeliveryFilter(state, query.get("host"), None if cursor is None else _decode_cursor(cursor))
-    found = await outbox.list_deliveries(house.database, wanted, tenant_of(request), limit + 1)
-    following = _encode_cursor(found[limit - 1]) if len(found) > limit else None
-    headers = {}
-    if following:
-        page = request.url.include_query_params(cursor=following)
-        headers["link"] = f'<{page.path}?{page.query}>; rel="next"'
-    documents = [
-        {"job_id": each.job_id, "host": each.host, "created_at": each.created_at, **_document(each)}
-        for each in found[:limit]
-    ]
-    return json_response(dump({"deliveries": documents, "next_cursor": following}), 200, headers)
-
-
-def _document(delivery: Delivery) -> dict[str, Any]:
-    return {
-        "delivery_id": delivery_id(delivery.job_id, delivery.seq),
-        "seq": delivery.seq,
-        "type": delivery.type,
-        "state": delivery.state,
-        "tries": delivery.tries,
-        "last_status": delivery.last_status,
-        "last_error": delivery.last_error,
-        "next_try_at": delivery.next_try_at if delivery.state == "pending" else None,
-        "delivered_at": delivery.delivered_at,
-    }
 
 
 def _number(text: str) -> int | None:
@@ -105,6 +34,119 @@ def _number(text: str) -> int | None:
         return None
     number = int(text)
     return number if number <= MAX_SEQ else None
+
+
+def _seq(given: str) -> int:
+    number = _number(given)
+    if number is None:
+        raise invalid("after", "must be a seq")
+    return number
+
+
+def _state(given: str) -> str:
+    if given not in STATES:
+        raise invalid("state", f"must be one of {', '.join(STATES)}")
+    return given
+
+
+@routes.get(
+    "/jobs/{job_id}/webhooks",
+    scope=Scope.JOBS_READ,
+    summary="The webhook deliveries of a job, in order",
+    responses={
+        200: Reply(f"Up to {MAX_OF_JOB} deliveries; `next_after` when there are more", DeliveriesOfJob)
+    },
+    errors=(404, 422, 503),
+)
+async def of_job(
+    server: Server,
+    tenant: Tenant,
+    job_id: JobIdInPath,
+    after: Annotated[
+        int,
+        BeforeValidator(_seq),
+        Query(
+            description="Only those with a greater seq.",
+            json_schema_extra={"minimum": 0, "maximum": MAX_SEQ},
+        ),
+    ] = 0,
+) -> DeliveriesOfJob:
+    found = await outbox.deliveries_of(server.database, job_id, tenant, after, MAX_OF_JOB + 1)
+    if not found and not await outbox.job_exists(server.database, job_id, tenant):
+        raise NotFound("There is no such job.")
+    shown = [_document(Document, each) for each in found[:MAX_OF_JOB]]
+    return DeliveriesOfJob(shown, shown[-1].seq if len(found) > MAX_OF_JOB else UNSET)
+
+
+@routes.post(
+    "/jobs/{job_id}/webhooks/{delivery_id}/redeliver",
+    scope=Scope.JOBS_WRITE,
+    summary="Send a delivery again, under the same id",
+    responses={202: Reply("It is due now; its tries start over unless it was pending", Document)},
+    errors=(404, 503),
+)
+async def redeliver(
+    server: Server,
+    tenant: Tenant,
+    job_id: JobIdInPath,
+    named: Annotated[str, Path(alias="delivery_id", description="The `webhook-id`: `<job_id>-<seq>`.")],
+) -> Document:
+    named_job, _, seq = named.partition("-")
+    number = _number(seq)
+    if named_job != job_id or number is None:
+        raise NotFound("There is no such delivery.")
+    changes = await outbox.redeliver(server.database, job_id, tenant, number)
+    if not changes.answers:
+        raise NotFound("There is no such delivery.")
+    server.hub.announce(changes)
+    return _document(Document, changes.answers[0])
+
+
+@routes.get(
+    "/webhooks",
+    scope=Scope.ADMIN_READ,
+    summary="Webhook deliveries of all jobs, those of the newest jobs first",
+    responses={200: Reply("A page of deliveries", DeliveryPage, (LINK,))},
+    errors=(422, 503),
+)
+async def list_all(
+    request: Request,
+    server: Server,
+    tenant: Tenant,
+    _known: Annotated[None, Depends(KnownFilters())],
+    host: Annotated[
+        str | None, Query(description="Only this receiver: `host`, or `host:port` for one of its ports.")
+    ] = None,
+    state: Annotated[
+        DeliveryState | None, BeforeValidator(_state), Query(description="Only deliveries in this state.")
+    ] = None,
+    limit: Limit = DEFAULT_LIMIT,
+    cursor: Annotated[str | None, Query(description="From next_cursor.")] = None,
+) -> Answer[DeliveryPage]:
+    wanted = DeliveryFilter(state, host, None if cursor is None else _decode_cursor(cursor))
+    found = await outbox.list_deliveries(server.database, wanted, tenant, limit + 1)
+    following = _encode_cursor(found[limit - 1]) if len(found) > limit else None
+    shown = [
+        _document(ListedDelivery, each, job_id=each.job_id, host=each.host, created_at=each.created_at)
+        for each in found[:limit]
+    ]
+    return Answer(DeliveryPage(shown, following), headers=next_link(request, following))
+
+
+def _document(shape: type[Shape], delivery: Delivery, **more: Any) -> Shape:
+    return shape(
+        delivery_id=delivery_id(delivery.job_id, delivery.seq),
+        seq=delivery.seq,
+        type=delivery.type,
+        # A row has no state but these.
+        state=cast(DeliveryState, delivery.state),
+        tries=delivery.tries,
+        last_status=delivery.last_status,
+        last_error=delivery.last_error,
+        next_try_at=delivery.next_try_at if delivery.state == "pending" else None,
+        delivered_at=delivery.delivered_at,
+        **more,
+    )
 
 
 def _encode_cursor(last: Delivery) -> str:
