@@ -23,7 +23,7 @@ def questions(source: str) -> Iterator[int]:
         if isinstance(node, ast.Compare | ast.MatchValue):
             asking = [node]
         if any(constants(each) & DIALECTS.keys() for each in asking):
-            yield node.lineno
+            yield getattr(node, "lineno", 0)
 
 
 def test_no_comparison_with_the_name_of_a_dialect_stands_outside() -> None:
