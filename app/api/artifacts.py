@@ -62,14 +62,14 @@ def _content_type(given: str) -> str:
 
 @routes.put(
     "/jobs/{job_id}/artifacts/{name}",
-    scope=Scope.JOBS_WORK,
-    summary="Add an artifact to a running job",
-    request=Content(bytes, "*/*"),
-    responses={
+    Scope.JOBS_WORK,
+    "Add an artifact to a running job",
+    {
         201: Reply("Added", Artifact, (ETAG,)),
         200: Reply("Replaced the one of that name", Artifact, (ETAG,)),
     },
-    errors=(404, 408, 409, 413, 422, 503),
+    errors=(404, 408, 409),
+    request=Content(bytes, "*/*"),
 )
 async def put(
     request: Request,
@@ -207,10 +207,9 @@ class Found:
 
 @routes.get(
     "/jobs/{job_id}/artifacts/{name}",
-    also=("HEAD",),
-    scope=Scope.JOBS_READ,
-    summary="Read an artifact",
-    responses={
+    Scope.JOBS_READ,
+    "Read an artifact",
+    {
         200: Reply("All of it", bytes, (ETAG,), media_type="*/*"),
         206: Reply(
             "The bytes that were asked for",
@@ -220,7 +219,8 @@ class Found:
         ),
         304: Reply("Not changed since If-None-Match", headers=(ETAG,)),
     },
-    errors=(404, 416, 503),
+    errors=(404, 416),
+    also=("HEAD",),
 )
 async def get(
     server: Server,

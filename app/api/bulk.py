@@ -78,9 +78,9 @@ BULK_ERRORS = (400, 413, 422, 503)
 
 @routes.post(
     "/bulk-operations",
-    scope=Scope.ADMIN_WRITE,
-    summary="Cancel, retry, dismiss or delete all jobs that match a filter",
-    responses=BULK_ANSWERS,
+    Scope.ADMIN_WRITE,
+    "Cancel, retry, dismiss or delete all jobs that match a filter",
+    BULK_ANSWERS,
     errors=BULK_ERRORS,
 )
 async def begin(
@@ -92,13 +92,7 @@ async def begin(
     return await run_bulk(server, tenant, cast(BulkAction, wanted.action), wanted, wait)
 
 
-@routes.get(
-    "/bulk-operations",
-    scope=Scope.ADMIN_READ,
-    summary="List bulk operations, newest first",
-    responses={200: Reply("The last hundred", BulkOperations)},
-    errors=(503,),
-)
+@routes.get("/bulk-operations", Scope.ADMIN_READ, "List bulk operations, newest first", "The last hundred")
 async def list_operations(server: Server, tenant: Tenant) -> BulkOperations:
     found = await bulk.list_operations(server.database, tenant, MAX_LISTED)
     return BulkOperations([_document(each) for each in found])
@@ -116,10 +110,10 @@ OperationInPath = Annotated[bulk.Operation, Depends(_operation)]
 
 @routes.get(
     "/bulk-operations/{operation_id}",
-    scope=Scope.ADMIN_READ,
-    summary="How far a bulk operation got",
-    responses={200: Reply("The operation", BulkOperation)},
-    errors=(404, 503),
+    Scope.ADMIN_READ,
+    "How far a bulk operation got",
+    "The operation",
+    errors=(404,),
 )
 async def get(operation: OperationInPath) -> BulkOperation:
     return _document(operation)
@@ -127,10 +121,10 @@ async def get(operation: OperationInPath) -> BulkOperation:
 
 @routes.post(
     "/bulk-operations/{operation_id}/stop",
-    scope=Scope.ADMIN_WRITE,
-    summary="Take no further steps of a bulk operation",
-    responses={200: Reply("Stopped", BulkOperation)},
-    errors=(404, 409, 503),
+    Scope.ADMIN_WRITE,
+    "Take no further steps of a bulk operation",
+    "Stopped",
+    errors=(404, 409),
 )
 async def stop(server: Server, tenant: Tenant, operation: OperationInPath) -> BulkOperation:
     stopped = await bulk.stop(server.database, operation.id, tenant)

@@ -40,10 +40,10 @@ def _refuse_state(_given: str) -> None:
 
 @routes.get(
     "/dead-letters",
-    scope=Scope.ADMIN_READ,
-    summary="List dead letters, newest first",
-    responses={200: Reply("A page of failed jobs", DeadLetterPage, (LINK,))},
-    errors=(422, 503),
+    Scope.ADMIN_READ,
+    "List dead letters, newest first",
+    Reply("A page of failed jobs", DeadLetterPage, (LINK,)),
+    errors=(422,),
 )
 async def list_dead_letters(
     request: Request,
@@ -62,9 +62,9 @@ async def list_dead_letters(
 
 @routes.post(
     "/dead-letters/replay",
-    scope=Scope.ADMIN_WRITE,
-    summary="Replay all dead letters that match a filter",
-    responses=BULK_ANSWERS,
+    Scope.ADMIN_WRITE,
+    "Replay all dead letters that match a filter",
+    BULK_ANSWERS,
     errors=BULK_ERRORS,
 )
 async def replay_many(
@@ -75,9 +75,9 @@ async def replay_many(
 
 @routes.post(
     "/dead-letters/dismiss",
-    scope=Scope.ADMIN_WRITE,
-    summary="Dismiss all dead letters that match a filter",
-    responses=BULK_ANSWERS,
+    Scope.ADMIN_WRITE,
+    "Dismiss all dead letters that match a filter",
+    BULK_ANSWERS,
     errors=BULK_ERRORS,
 )
 async def dismiss_many(
@@ -88,10 +88,10 @@ async def dismiss_many(
 
 @routes.post(
     "/dead-letters/{job_id}/replay",
-    scope=Scope.ADMIN_WRITE,
-    summary="Put a dead letter back into its queue, under the same id; attempts start over",
-    responses={200: Reply("Queued again", Document)},
-    errors=(404, 409, 503),
+    Scope.ADMIN_WRITE,
+    "Put a dead letter back into its queue, under the same id; attempts start over",
+    "Queued again",
+    errors=(404, 409),
 )
 async def replay(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document:
     changes = await steer.revive(server.database, [job_id], tenant)
@@ -103,10 +103,10 @@ async def replay(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Documen
 
 @routes.post(
     "/dead-letters/{job_id}/dismiss",
-    scope=Scope.ADMIN_WRITE,
-    summary="Give up on a dead letter",
-    responses={200: Reply("Dismissed", Document)},
-    errors=(404, 409, 503),
+    Scope.ADMIN_WRITE,
+    "Give up on a dead letter",
+    "Dismissed",
+    errors=(404, 409),
 )
 async def dismiss(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document:
     changes = await steer.dismiss(server.database, [job_id], tenant)

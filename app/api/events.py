@@ -61,10 +61,9 @@ def _of_read(
 
 @routes.get(
     "/jobs/{job_id}/events",
-    scope=Scope.JOBS_READ,
-    summary="Read or follow a job's events",
-    parameters=_of_read,
-    responses={
+    Scope.JOBS_READ,
+    "Read or follow a job's events",
+    {
         200: Reply(
             "Events in order. As server-sent events: `id` is the seq, `event` the type, `data` the event; "
             "the stream goes on live and ends when the job has ended.",
@@ -73,7 +72,8 @@ def _of_read(
         ),
         204: Reply("To a stream that resumes: the job has ended and there is nothing left to send"),
     },
-    errors=(404, 422, 429, 503),
+    errors=(404, 422, 429),
+    parameters=_of_read,
     stream=True,
 )
 async def read(request: Request) -> ASGIApp:
@@ -215,10 +215,10 @@ class PostedEvent(msgspec.Struct, forbid_unknown_fields=True):
 
 @routes.post(
     "/jobs/{job_id}/events",
-    scope=Scope.JOBS_WRITE,
-    summary="Post an event to a job",
-    responses={201: Reply("Written; whoever follows the job, its worker too, can read it", Posted)},
-    errors=(400, 404, 409, 413, 422, 503),
+    Scope.JOBS_WRITE,
+    "Post an event to a job",
+    {201: Reply("Written; whoever follows the job, its worker too, can read it", Posted)},
+    errors=(404, 409),
 )
 async def post(
     server: Server,

@@ -66,17 +66,15 @@ _QUERY = query_names(_of_feed)
 
 @routes.get(
     "/events",
-    scope=Scope.ADMIN_READ,
-    summary="Follow the events of all jobs",
+    Scope.ADMIN_READ,
+    "Follow the events of all jobs",
+    Reply(
+        "Events in the order in which they were committed, each once. Without a cursor: from now on.",
+        FeedPage,
+        streams_as=(EVENT_STREAM,),
+    ),
+    errors=(422, 429),
     parameters=_of_feed,
-    responses={
-        200: Reply(
-            "Events in the order in which they were committed, each once. Without a cursor: from now on.",
-            FeedPage,
-            streams_as=(EVENT_STREAM,),
-        )
-    },
-    errors=(422, 429, 503),
     stream=True,
 )
 async def feed(request: Request) -> ASGIApp:

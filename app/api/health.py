@@ -15,21 +15,13 @@ from app.store.migrate import current_revision
 routes = Routes("operators")
 
 
-@routes.get(
-    "/healthz", scope=Scope.OPEN, summary="Is the process alive?", responses={200: Reply("Alive", Alive)}
-)
+@routes.get("/healthz", Scope.OPEN, "Is the process alive?", "Alive")
 async def healthz() -> Alive:
     """Alive: the process answers, whatever the database does."""
     return Alive("ok")
 
 
-@routes.get(
-    "/readyz",
-    scope=Scope.OPEN,
-    summary="Is it ready to serve?",
-    responses={200: Reply("Ready", Ready)},
-    errors=(503,),
-)
+@routes.get("/readyz", Scope.OPEN, "Is it ready to serve?", "Ready", errors=(503,))
 async def readyz(server: Server) -> Ready:
     """Ready: the database is reachable, can be written, and its schema is current."""
     if server.hub.closing:
@@ -45,22 +37,12 @@ async def readyz(server: Server) -> Ready:
     return Ready("ready", revision)
 
 
-@routes.get(
-    "/version",
-    scope=Scope.OPEN,
-    summary="Which version is this?",
-    responses={200: Reply("The version", Version)},
-)
+@routes.get("/version", Scope.OPEN, "Which version is this?", "The version")
 async def version() -> Version:
     return Version("foreman", __version__)
 
 
-@routes.get(
-    "/metrics",
-    scope=Scope.OPEN,
-    summary="Prometheus metrics",
-    responses={200: Reply("Metrics", str, media_type="text/plain")},
-)
+@routes.get("/metrics", Scope.OPEN, "Prometheus metrics", Reply("Metrics", str, media_type="text/plain"))
 async def metrics(server: Server) -> Response:
     # A database that is away takes only the queues' part from the answer.
     with contextlib.suppress(Unavailable):

@@ -1,13 +1,16 @@
 """What the routes of the synchronous surfaces have in common: one declaration for all of them."""
 
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import Header
 from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
 
 from app.api.parameters import NAME_PATTERN
-from app.api.routes import JSON, AnswerHeader, Content, Declaration, Errors, Reply, Scope
+from app.api.routes import JSON, AnswerHeader, Content, Errors, Reply, Routes, Scope
 
 _WORDS = {
     400: "The body or a header is malformed",
@@ -70,20 +73,24 @@ def _extensions(
     """Foreman's own, as headers: what clients of these surfaces can set. Read in app/api/passthrough.py."""
 
 
-def inference(summary: str, *streams_as: str) -> Declaration:
-    """Of a route that asks a model something."""
+Handle = Callable[[Request], Awaitable[Response]]
+
+
+def inference(routes: Routes, path: str, summary: str, *streams_as: str) -> Callable[[Handle], Handle]:
+    """A route that asks a model something."""
     answered = Reply(
         "The answer, whole or as it comes",
         AnyDocument,
         (AnswerHeader("X-Foreman-Job-Id", "The job behind this answer."),),
         streams_as=streams_as,
     )
-    return {
-        "scope": Scope.JOBS_WRITE,
-        "summary": summary,
-        "request": Content(Inference),
-        "parameters": _extensions,
-        "responses": {200: answered},
-        "errors": (400, 404, 413, 429, 500, 503, 504),
-        "hot": True,
-    }
+    return routes.post(
+        path,
+        Scope.JOBS_WRITE,
+        summary,
+        answered,
+        request=Content(Inference),
+        parameters=_extensions,
+        errors=(400, 404, 413, 429, 500, 503, 504),
+        hot=True,
+    )

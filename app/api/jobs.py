@@ -87,11 +87,9 @@ def _of_submit(
 
 @routes.post(
     "/jobs",
-    scope=Scope.JOBS_WRITE,
-    summary="Submit a job",
-    parameters=_of_submit,
-    request=Content(Annotated[JobRequest, Meta(examples=[EXAMPLE])]),
-    responses={
+    Scope.JOBS_WRITE,
+    "Submit a job",
+    {
         202: Reply("Accepted: the job is safely queued", Accepted, (LOCATION, REPLAYED)),
         200: Reply(
             "Coalesced into the job that is named; or with `Prefer: wait` the finished job",
@@ -99,7 +97,9 @@ def _of_submit(
             (LOCATION, REPLAYED, AnswerHeader("Preference-Applied")),
         ),
     },
-    errors=(400, 404, 408, 409, 413, 422, 429, 503),
+    errors=(404, 408, 409, 429),
+    parameters=_of_submit,
+    request=Content(Annotated[JobRequest, Meta(examples=[EXAMPLE])]),
     hot=True,
 )
 async def submit(request: Request) -> Response:
@@ -143,12 +143,12 @@ def _of_submit_batch(
 
 @routes.post(
     "/jobs/batch",
-    scope=Scope.JOBS_WRITE,
-    summary=f"Submit up to {MAX_BATCH} jobs in one commit",
+    Scope.JOBS_WRITE,
+    f"Submit up to {MAX_BATCH} jobs in one commit",
+    {202: Reply("All accepted, answers in order", AcceptedJobs, (REPLAYED,))},
+    errors=(404, 408, 409, 429),
     parameters=_of_submit_batch,
     request=Content(JobBatch),
-    responses={202: Reply("All accepted, answers in order", AcceptedJobs, (REPLAYED,))},
-    errors=(400, 404, 408, 409, 413, 422, 429, 503),
     hot=True,
 )
 async def submit_batch(request: Request) -> Response:
@@ -198,13 +198,13 @@ async def fingerprint_of(request: Request, body: bytes) -> bytes:
 
 @routes.get(
     "/jobs/{job_id}",
-    scope=Scope.JOBS_READ,
-    summary="Read a job",
-    responses={
+    Scope.JOBS_READ,
+    "Read a job",
+    {
         200: Reply("The job", Document, (AnswerHeader("ETag", "The job's seq."),)),
         304: Reply("Not changed since If-None-Match", headers=(ETAG,)),
     },
-    errors=(404, 422, 503),
+    errors=(404, 422),
 )
 async def get_job(
     request: Request,
@@ -243,17 +243,15 @@ async def _wait_until_terminal(house: House, job_id: str, tenant: str, seconds: 
 
 @routes.get(
     "/jobs",
-    scope=Scope.JOBS_READ,
-    summary="List jobs, newest first",
-    responses={
-        200: Reply(
-            "A page of jobs, without payload, result and artifacts. It may be short, even empty, and not be "
-            "the last: go on until next_cursor is null",
-            JobPage,
-            (LINK,),
-        )
-    },
-    errors=(422, 503),
+    Scope.JOBS_READ,
+    "List jobs, newest first",
+    Reply(
+        "A page of jobs, without payload, result and artifacts. It may be short, even empty, and not be "
+        "the last: go on until next_cursor is null",
+        JobPage,
+        (LINK,),
+    ),
+    errors=(422,),
 )
 async def list_jobs(
     request: Request,
@@ -282,13 +280,13 @@ class CancelRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 @routes.post(
     "/jobs/{job_id}/cancel",
-    scope=Scope.JOBS_WRITE,
-    summary="Cancel a job and its children",
-    responses={
+    Scope.JOBS_WRITE,
+    "Cancel a job and its children",
+    {
         200: Reply("Cancelled, or it had ended already", Document),
         202: Reply("It is running: its worker was asked to stop", Document),
     },
-    errors=(400, 404, 413, 422, 503),
+    errors=(404,),
 )
 async def cancel(
     server: Server,
@@ -311,10 +309,10 @@ async def cancel_job(house: House, job_id: str, tenant: str, reason: str | None)
 
 @routes.post(
     "/jobs/{job_id}/retry",
-    scope=Scope.JOBS_WRITE,
-    summary="Revive a failed job under the same id",
-    responses={200: Reply("Queued again", Document)},
-    errors=(404, 409, 503),
+    Scope.JOBS_WRITE,
+    "Revive a failed job under the same id",
+    "Queued again",
+    errors=(404, 409),
 )
 async def retry(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document:
     changes = await steer.revive(server.database, [job_id], tenant)
@@ -331,10 +329,10 @@ async def retry(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document
 
 @routes.delete(
     "/jobs/{job_id}",
-    scope=Scope.JOBS_WRITE,
-    summary="Delete a job that has ended, and all it owns",
-    responses={204: Reply("Gone")},
-    errors=(404, 409, 503),
+    Scope.JOBS_WRITE,
+    "Delete a job that has ended, and all it owns",
+    {204: Reply("Gone")},
+    errors=(404, 409),
 )
 async def delete(server: Server, tenant: Tenant, job_id: JobIdInPath) -> None:
     changes = await steer.delete(server.database, [job_id], tenant)

@@ -31,35 +31,35 @@ def inventories(house: House) -> list[Inventory]:
     return [ECHO_INVENTORY] if house.targets.is_empty else house.targets.inventories
 
 
-@routes.post("/api/chat", **inference("Chat, as Ollama does", DIALECT.stream_type))
+@inference(routes, "/api/chat", "Chat, as Ollama does", DIALECT.stream_type)
 async def chat(request: Request) -> Response:
     return await answer(request, "chat", DIALECT)
 
 
-@routes.post("/api/generate", **inference("Generate, as Ollama does", DIALECT.stream_type))
+@inference(routes, "/api/generate", "Generate, as Ollama does", DIALECT.stream_type)
 async def generate(request: Request) -> Response:
     return await answer(request, "generate", DIALECT)
 
 
-@routes.post("/api/embed", **inference("Embed, as Ollama does"))
+@inference(routes, "/api/embed", "Embed, as Ollama does")
 async def embed(request: Request) -> Response:
     return await answer(request, "embed", DIALECT)
 
 
-@routes.post("/api/embeddings", **inference("Embed one prompt, as Ollama used to"))
+@inference(routes, "/api/embeddings", "Embed one prompt, as Ollama used to")
 async def embeddings(request: Request) -> Response:
     return await answer(request, "embed", DIALECT)
 
 
 @routes.get(
     "/",
-    also=("HEAD",),
-    scope=Scope.OPEN,
-    summary="What Ollama answers; browsers are led to the dashboard",
-    responses={
+    Scope.OPEN,
+    "What Ollama answers; browsers are led to the dashboard",
+    {
         200: Reply("Ollama is running", str, media_type="text/plain"),
         307: Reply("For browsers: the dashboard"),
     },
+    also=("HEAD",),
 )
 async def root(request: Request) -> Response:
     if "text/html" in request.headers.get("accept", ""):
@@ -68,11 +68,7 @@ async def root(request: Request) -> Response:
 
 
 @routes.get(
-    "/api/version",
-    also=("HEAD",),
-    scope=Scope.JOBS_READ,
-    summary="The Ollama version that is spoken here",
-    responses={200: Reply("The version", AnyDocument)},
+    "/api/version", Scope.JOBS_READ, "The Ollama version that is spoken here", "The version", also=("HEAD",)
 )
 async def version(server: Server) -> AnyDocument:
     found = next((each.version for each in inventories(server) if each.version), None)
@@ -81,21 +77,16 @@ async def version(server: Server) -> AnyDocument:
 
 @routes.get(
     "/api/tags",
+    Scope.JOBS_READ,
+    "The models of all targets",
+    "The models, as Ollama lists them",
     also=("HEAD",),
-    scope=Scope.JOBS_READ,
-    summary="The models of all targets",
-    responses={200: Reply("The models, as Ollama lists them", AnyDocument)},
 )
 async def tags(server: Server) -> AnyDocument:
     return merged_models(inventories(server), DIALECT)
 
 
-@routes.get(
-    "/api/ps",
-    scope=Scope.JOBS_READ,
-    summary="The models that are resident",
-    responses={200: Reply("The models, as Ollama lists them", AnyDocument)},
-)
+@routes.get("/api/ps", Scope.JOBS_READ, "The models that are resident", "The models, as Ollama lists them")
 async def running(server: Server) -> AnyDocument:
     await server.targets.catch_up()
     return {"models": merged_running(inventories(server))}
@@ -112,11 +103,11 @@ _decode_show = msgspec.json.Decoder(ShowRequest).decode
 
 @routes.post(
     "/api/show",
-    scope=Scope.JOBS_READ,
-    summary="What is known of a model",
-    request=Content(ShowRequest),
-    responses={200: Reply("As Ollama shows it", AnyDocument)},
+    Scope.JOBS_READ,
+    "What is known of a model",
+    Reply("As Ollama shows it", AnyDocument),
     errors=(400, 404, 413),
+    request=Content(ShowRequest),
 )
 async def show(request: Request, server: Server) -> AnyDocument | Response:
     try:
@@ -168,11 +159,11 @@ def _known(house: House, model: str) -> Frame | None:
 
 @routes.get(
     "/api/{rest:path}",
-    also=("HEAD", "POST", "PUT", "PATCH", "DELETE"),
-    scope=Scope.OPEN,
-    summary="Nothing else is offered",
-    responses={},
+    Scope.OPEN,
+    "Nothing else is offered",
+    {},
     errors=(404,),
+    also=("HEAD", "POST", "PUT", "PATCH", "DELETE"),
     documented=False,
 )
 async def nothing(request: Request) -> Response:

@@ -19,36 +19,31 @@ DIALECT = DIALECTS["openai"]
 routes = Routes(DIALECT.name, OPENAI_ERRORS)
 
 
-@routes.post("/v1/chat/completions", **inference("Chat, as OpenAI does", DIALECT.stream_type))
+@inference(routes, "/v1/chat/completions", "Chat, as OpenAI does", DIALECT.stream_type)
 async def chat_completions(request: Request) -> Response:
     return await answer(request, "chat", DIALECT)
 
 
-@routes.post("/v1/completions", **inference("Complete, as OpenAI does", DIALECT.stream_type))
+@inference(routes, "/v1/completions", "Complete, as OpenAI does", DIALECT.stream_type)
 async def completions(request: Request) -> Response:
     return await answer(request, "generate", DIALECT)
 
 
-@routes.post("/v1/embeddings", **inference("Embed, as OpenAI does"))
+@inference(routes, "/v1/embeddings", "Embed, as OpenAI does")
 async def embeddings(request: Request) -> Response:
     return await answer(request, "embed", DIALECT)
 
 
-@routes.get(
-    "/v1/models",
-    scope=Scope.JOBS_READ,
-    summary="The models of all targets",
-    responses={200: Reply("The models, as OpenAI lists them", AnyDocument)},
-)
+@routes.get("/v1/models", Scope.JOBS_READ, "The models of all targets", "The models, as OpenAI lists them")
 async def models(server: Server) -> AnyDocument:
     return merged_models(inventories(server), DIALECT)
 
 
 @routes.get(
     "/v1/models/{model:path}",
-    scope=Scope.JOBS_READ,
-    summary="One model",
-    responses={200: Reply("The model, as OpenAI shows it", AnyDocument)},
+    Scope.JOBS_READ,
+    "One model",
+    Reply("The model, as OpenAI shows it", AnyDocument),
     errors=(404,),
 )
 async def model(server: Server, model: Annotated[str, Path()]) -> AnyDocument | Response:
@@ -58,11 +53,11 @@ async def model(server: Server, model: Annotated[str, Path()]) -> AnyDocument | 
 
 @routes.get(
     "/v1/{rest:path}",
-    also=("HEAD", "POST", "PUT", "PATCH", "DELETE"),
-    scope=Scope.OPEN,
-    summary="Nothing else is offered",
-    responses={},
+    Scope.OPEN,
+    "Nothing else is offered",
+    {},
     errors=(404,),
+    also=("HEAD", "POST", "PUT", "PATCH", "DELETE"),
     documented=False,
 )
 async def nothing(request: Request) -> Response:

@@ -40,13 +40,7 @@ ExistingName = Annotated[str, Depends(_existing_name)]
 NewName = Annotated[str, Depends(_new_name)]
 
 
-@routes.get(
-    "/queues",
-    scope=Scope.ADMIN_READ,
-    summary="List queues",
-    responses={200: Reply("All queues", Queues)},
-    errors=(503,),
-)
+@routes.get("/queues", Scope.ADMIN_READ, "List queues", "All queues")
 async def list_queues(server: Server) -> Queues:
     counts = await server.queues.census.take()
     found = await queues.list_queues(server.database)
@@ -55,10 +49,10 @@ async def list_queues(server: Server) -> Queues:
 
 @routes.get(
     "/queues/{name}",
-    scope=Scope.ADMIN_READ,
-    summary="Read a queue: settings, counts, ages, rates",
-    responses={200: Reply("The queue", Document)},
-    errors=(404, 503),
+    Scope.ADMIN_READ,
+    "Read a queue: settings, counts, ages, rates",
+    "The queue",
+    errors=(404,),
 )
 async def get_queue(server: Server, name: ExistingName) -> Document:
     return await _read(server, name)
@@ -66,13 +60,12 @@ async def get_queue(server: Server, name: ExistingName) -> Document:
 
 @routes.put(
     "/queues/{name}",
-    scope=Scope.ADMIN_WRITE,
-    summary="Configure a queue; settings that are not named have their defaults again",
-    responses={
+    Scope.ADMIN_WRITE,
+    "Configure a queue; settings that are not named have their defaults again",
+    {
         200: Reply("Changed; counts everywhere within a second", Document),
         201: Reply("New", Document),
     },
-    errors=(400, 413, 422, 503),
 )
 async def put_queue(
     server: Server,
@@ -87,23 +80,17 @@ async def put_queue(
 
 @routes.post(
     "/queues/{name}/pause",
-    scope=Scope.ADMIN_WRITE,
-    summary="Give out no more jobs of this queue; those that run go on",
-    responses={200: Reply("Paused", Document)},
-    errors=(422, 503),
+    Scope.ADMIN_WRITE,
+    "Give out no more jobs of this queue; those that run go on",
+    "Paused",
+    errors=(422,),
 )
 async def pause(server: Server, name: NewName) -> Document:
     await server.queues.configured(await queues.pause(server.database, name, paused=True))
     return await _read(server, name)
 
 
-@routes.post(
-    "/queues/{name}/resume",
-    scope=Scope.ADMIN_WRITE,
-    summary="Give out jobs again",
-    responses={200: Reply("Not paused", Document)},
-    errors=(422, 503),
-)
+@routes.post("/queues/{name}/resume", Scope.ADMIN_WRITE, "Give out jobs again", "Not paused", errors=(422,))
 async def resume(server: Server, name: NewName) -> Document:
     await server.queues.configured(await queues.pause(server.database, name, paused=False))
     return await _read(server, name)
@@ -111,10 +98,10 @@ async def resume(server: Server, name: NewName) -> Document:
 
 @routes.get(
     "/queues/{name}/keys/{key:path}",
-    scope=Scope.ADMIN_READ,
-    summary="Who holds a concurrency key, and who waits for it",
-    responses={200: Reply("The key", Key)},
-    errors=(404, 503),
+    Scope.ADMIN_READ,
+    "Who holds a concurrency key, and who waits for it",
+    "The key",
+    errors=(404,),
 )
 async def get_key(
     server: Server,

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, Generic, Required, TypedDict, TypeVar, Unpack, get_args
+from typing import Any, Generic, Protocol, TypedDict, TypeVar, Unpack, get_args, get_origin
 
 from fastapi.params import Depends
 
@@ -132,12 +132,10 @@ class Route:
         return next(iter(self.responses), 200)
 
 
-class Declaration(TypedDict, total=False):
-    """What is said of a route beside its method and path; see Route."""
+class More(TypedDict, total=False):
+    """What else may be said of a route; see Route."""
 
-    scope: Required[Scope]
-    summary: Required[str]
-    responses: Required[Mapping[int, Reply]]
+    # Beside those that any such route may answer (see `_errors`).
     errors: tuple[int, ...]
     # Only where the handler's signature does not say it.
     request: Content | None
@@ -146,6 +144,14 @@ class Declaration(TypedDict, total=False):
     stream: bool
     also: tuple[str, ...]
     documented: bool
+
+
+# What it answers: in words, if the handler's signature says the shape; otherwise by status, or 200 alone.
+Replies = str | Reply | Mapping[int, Reply]
+
+
+class Declare(Protocol):
+    def __call__(self, endpoint: Handler, /) -> Handler: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,26 +165,60 @@ class Routes:
     def __iter__(self) -> Iterator[Route]:
         return iter(self.declared)
 
-    def get(self, path: str, **more: Unpack[Declaration]) -> Callable[[Handler], Handler]:
-        return self._declare("GET", path, **more)
+    def get(self, path: str, scope: Scope, summary: str, replies: Replies, **more: Unpack[More]) -> Declare:
+        return self._declare("GET", path, scope, summary, replies, **more)
 
-    def post(self, path: str, **more: Unpack[Declaration]) -> Callable[[Handler], Handler]:
-        return self._declare("POST", path, **more)
+    def post(self, path: str, scope: Scope, summary: str, replies: Replies, **more: Unpack[More]) -> Declare:
+        return self._declare("POST", path, scope, summary, replies, **more)
 
-    def put(self, path: str, **more: Unpack[Declaration]) -> Callable[[Handler], Handler]:
-        return self._declare("PUT", path, **more)
+    def put(self, path: str, scope: Scope, summary: str, replies: Replies, **more: Unpack[More]) -> Declare:
+        return self._declare("PUT", path, scope, summary, replies, **more)
 
-    def delete(self, path: str, **more: Unpack[Declaration]) -> Callable[[Handler], Handler]:
-        return self._declare("DELETE", path, **more)
+    def delete(
+        self, path: str, scope: Scope, summary: str, replies: Replies, **more: Unpack[More]
+    ) -> Declare:
+        return self._declare("DELETE", path, scope, summary, replies, **more)
 
-    def _declare(self, method: str, path: str, **more: Unpack[Declaration]) -> Callable[[Handler], Handler]:
+    def _declare(
+        self, method: str, path: str, scope: Scope, summary: str, replies: Replies, **more: Unpack[More]
+    ) -> Declare:
         def declare(endpoint: Handler) -> Handler:
-            said: Declaration = {"request": _body_of(endpoint), **more}
-            route = Route(method, path, endpoint, tag=self.tag, error_style=self.error_style, **said)
-            self.declared.append(route)
+            said: More = {"request": _body_of(endpoint), **more}
+            said["errors"] = self._errors(scope, said)
+            self.declared.append(
+                Route(
+                    method,
+                    path,
+                    endpoint,
+                    scope=scope,
+                    tag=self.tag,
+                    summary=summary,
+                    responses=_responses(endpoint, replies),
+                    error_style=self.error_style,
+                    **said,
+                )
+            )
             return endpoint
 
         return declare
+
+    def _errors(self, scope: Scope, said: More) -> tuple[int, ...]:
+        """Beside its own: the database may be away, and a body too large, unparsable or wrong."""
+        errors = {*said.get("errors", ())}
+        if self.error_style is None:
+            if scope is not Scope.OPEN:
+                errors.add(503)
+            body = said["request"]
+            if body is not None:
+                errors |= {400, 413, 422} if body.media_type == JSON else {413, 422}
+        return tuple(sorted(errors))
+
+
+def _responses(endpoint: Callable[..., Any], replies: Replies) -> Mapping[int, Reply]:
+    if isinstance(replies, str):
+        shape = inspect.signature(endpoint).return_annotation
+        replies = Reply(replies, get_args(shape)[0] if get_origin(shape) is Answer else shape)
+    return {200: replies} if isinstance(replies, Reply) else replies
 
 
 def _body_of(endpoint: Callable[..., Any]) -> Content | None:

@@ -45,24 +45,12 @@ ExistingName = Annotated[str, Depends(_existing_name)]
 NewName = Annotated[str, Depends(_new_name)]
 
 
-@routes.get(
-    "/schedules",
-    scope=Scope.ADMIN_READ,
-    summary="List schedules",
-    responses={200: Reply("All schedules", Schedules)},
-    errors=(503,),
-)
+@routes.get("/schedules", Scope.ADMIN_READ, "List schedules", "All schedules")
 async def list_schedules(server: Server, tenant: Tenant) -> Schedules:
     return Schedules([_document(each) for each in await schedules.list_schedules(server.database, tenant)])
 
 
-@routes.get(
-    "/schedules/{name}",
-    scope=Scope.ADMIN_READ,
-    summary="Read a schedule",
-    responses={200: Reply("The schedule", Document)},
-    errors=(404, 503),
-)
+@routes.get("/schedules/{name}", Scope.ADMIN_READ, "Read a schedule", "The schedule", errors=(404,))
 async def get_schedule(server: Server, tenant: Tenant, name: ExistingName) -> Document:
     found = await schedules.list_schedules(server.database, tenant, name)
     if not found:
@@ -72,11 +60,11 @@ async def get_schedule(server: Server, tenant: Tenant, name: ExistingName) -> Do
 
 @routes.put(
     "/schedules/{name}",
-    scope=Scope.ADMIN_WRITE,
-    summary="Make or change a schedule",
+    Scope.ADMIN_WRITE,
+    "Make or change a schedule",
+    {200: Reply("Changed", Document), 201: Reply("New", Document)},
+    errors=(409,),
     request=Content(Annotated[NewSchedule, Meta(examples=[EXAMPLE])]),
-    responses={200: Reply("Changed", Document), 201: Reply("New", Document)},
-    errors=(400, 409, 413, 422, 503),
 )
 async def put_schedule(
     server: Server,
@@ -106,10 +94,10 @@ async def put_schedule(
 
 @routes.delete(
     "/schedules/{name}",
-    scope=Scope.ADMIN_WRITE,
-    summary="Remove a schedule; jobs that it made stay",
-    responses={204: Reply("Gone")},
-    errors=(404, 503),
+    Scope.ADMIN_WRITE,
+    "Remove a schedule; jobs that it made stay",
+    {204: Reply("Gone")},
+    errors=(404,),
 )
 async def delete_schedule(server: Server, tenant: Tenant, name: ExistingName) -> None:
     if not await schedules.delete(server.database, tenant, name):

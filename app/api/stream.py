@@ -51,21 +51,19 @@ _QUERY = query_names(_of_stream)
 
 @routes.get(
     "/jobs/{job_id}/stream",
-    scope=Scope.JOBS_READ,
-    summary="Attach to a job's token stream",
+    Scope.JOBS_READ,
+    "Attach to a job's token stream",
+    Reply(
+        "What the job has said so far, then live, and one last frame that tells how it ended. Ollama "
+        "frames as NDJSON, or as server-sent events when asked for; OpenAI chunks as server-sent events "
+        "that end with `[DONE]`.",
+        str,
+        (AnswerHeader("X-Foreman-Job-Id", "The job behind this answer."),),
+        media_type=NDJSON,
+        streams_as=(EVENT_STREAM,),
+    ),
+    errors=(404, 422, 429),
     parameters=_of_stream,
-    responses={
-        200: Reply(
-            "What the job has said so far, then live, and one last frame that tells how it ended. Ollama "
-            "frames as NDJSON, or as server-sent events when asked for; OpenAI chunks as server-sent events "
-            "that end with `[DONE]`.",
-            str,
-            (AnswerHeader("X-Foreman-Job-Id", "The job behind this answer."),),
-            media_type=NDJSON,
-            streams_as=(EVENT_STREAM,),
-        )
-    },
-    errors=(404, 422, 429, 503),
     stream=True,
 )
 async def stream(request: Request) -> ASGIApp:

@@ -25,25 +25,13 @@ routes = Routes("operators")
 DEFAULT_DAYS = 30
 
 
-@routes.get(
-    "/targets",
-    scope=Scope.ADMIN_READ,
-    summary="All targets and how they are",
-    responses={200: Reply("The targets", Targets)},
-    errors=(503,),
-)
+@routes.get("/targets", Scope.ADMIN_READ, "All targets and how they are", "The targets")
 async def list_targets(server: Server) -> Targets:
     await server.targets.catch_up()
     return Targets([_document(target) for target in server.targets.targets] or [_echo()])
 
 
-@routes.get(
-    "/targets/{name}",
-    scope=Scope.ADMIN_READ,
-    summary="One target",
-    responses={200: Reply("The target", Document)},
-    errors=(404, 503),
-)
+@routes.get("/targets/{name}", Scope.ADMIN_READ, "One target", "The target", errors=(404,))
 async def get_target(server: Server, name: NameInPath) -> Document:
     if name == ECHO_NAME and server.targets.is_empty:
         return _echo()
@@ -59,10 +47,10 @@ def _parse_fields(body: bytes, max_depth: int) -> tuple[TargetFields, bool]:
 
 @routes.put(
     "/targets/{name}",
-    scope=Scope.ADMIN_WRITE,
-    summary="Make or change a target",
-    responses={200: Reply("Changed", Document), 201: Reply("Made", Document)},
-    errors=(400, 409, 413, 422, 503),
+    Scope.ADMIN_WRITE,
+    "Make or change a target",
+    {200: Reply("Changed", Document), 201: Reply("Made", Document)},
+    errors=(409,),
 )
 async def put_target(
     server: Server,
@@ -85,10 +73,10 @@ async def put_target(
 
 @routes.delete(
     "/targets/{name}",
-    scope=Scope.ADMIN_WRITE,
-    summary="Remove a target; jobs that waited for it are looked at again",
-    responses={204: Reply("Removed")},
-    errors=(404, 409, 503),
+    Scope.ADMIN_WRITE,
+    "Remove a target; jobs that waited for it are looked at again",
+    {204: Reply("Removed")},
+    errors=(404, 409),
 )
 async def delete_target(server: Server, name: NameInPath) -> None:
     _refuse_configured(server, name)
@@ -163,11 +151,7 @@ def _day(field: str) -> BeforeValidator:
 
 
 @routes.get(
-    "/usage",
-    scope=Scope.ADMIN_READ,
-    summary="What was used, by caller, model and day (UTC)",
-    responses={200: Reply("The sums", UsageSums)},
-    errors=(422, 503),
+    "/usage", Scope.ADMIN_READ, "What was used, by caller, model and day (UTC)", "The sums", errors=(422,)
 )
 async def usage(
     server: Server,

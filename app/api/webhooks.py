@@ -51,12 +51,10 @@ def _state(given: str) -> str:
 
 @routes.get(
     "/jobs/{job_id}/webhooks",
-    scope=Scope.JOBS_READ,
-    summary="The webhook deliveries of a job, in order",
-    responses={
-        200: Reply(f"Up to {MAX_OF_JOB} deliveries; `next_after` when there are more", DeliveriesOfJob)
-    },
-    errors=(404, 422, 503),
+    Scope.JOBS_READ,
+    "The webhook deliveries of a job, in order",
+    f"Up to {MAX_OF_JOB} deliveries; `next_after` when there are more",
+    errors=(404, 422),
 )
 async def of_job(
     server: Server,
@@ -80,10 +78,10 @@ async def of_job(
 
 @routes.post(
     "/jobs/{job_id}/webhooks/{delivery_id}/redeliver",
-    scope=Scope.JOBS_WRITE,
-    summary="Send a delivery again, under the same id",
-    responses={202: Reply("It is due now; its tries start over unless it was pending", Document)},
-    errors=(404, 503),
+    Scope.JOBS_WRITE,
+    "Send a delivery again, under the same id",
+    {202: Reply("It is due now; its tries start over unless it was pending", Document)},
+    errors=(404,),
 )
 async def redeliver(
     server: Server,
@@ -104,10 +102,10 @@ async def redeliver(
 
 @routes.get(
     "/webhooks",
-    scope=Scope.ADMIN_READ,
-    summary="Webhook deliveries of all jobs, those of the newest jobs first",
-    responses={200: Reply("A page of deliveries", DeliveryPage, (LINK,))},
-    errors=(422, 503),
+    Scope.ADMIN_READ,
+    "Webhook deliveries of all jobs, those of the newest jobs first",
+    Reply("A page of deliveries", DeliveryPage, (LINK,)),
+    errors=(422,),
 )
 async def list_all(
     request: Request,

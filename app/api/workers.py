@@ -57,15 +57,10 @@ ALIVE_SECONDS = 120
 
 @routes.post(
     "/claims",
-    scope=Scope.JOBS_WORK,
-    summary="Claim jobs under a lease",
+    Scope.JOBS_WORK,
+    "Claim jobs under a lease",
+    Reply("The claimed jobs, each with its lease_token; an empty list when the wait is over", ClaimedJobs),
     request=Content(ClaimRequest),
-    responses={
-        200: Reply(
-            "The claimed jobs, each with its lease_token; an empty list when the wait is over", ClaimedJobs
-        )
-    },
-    errors=(400, 413, 422, 503),
     hot=True,
 )
 async def claim(request: Request) -> Response:
@@ -142,12 +137,12 @@ def _settling_route(verb: str, summary: str, answer: type[msgspec.Struct]) -> No
     settle_one.__name__ = verb
     declare = routes.post(
         f"/jobs/{{job_id}}/{verb}",
-        scope=Scope.JOBS_WORK,
-        summary=summary,
+        Scope.JOBS_WORK,
+        summary,
+        Reply("Done", answer),
         parameters=_of_settling,
         request=Content(shape),
-        responses={200: Reply("Done", answer)},
-        errors=(400, 404, 409, 413, 422, 503),
+        errors=(404, 409),
         hot=True,
     )
     declare(settle_one)
@@ -217,11 +212,10 @@ def _events(job_id: str, wanted: ProgressRequest | LogsRequest) -> list[NewEvent
 
 @routes.post(
     "/settlements",
-    scope=Scope.JOBS_WORK,
-    summary=f"Settle up to {MAX_SETTLEMENTS} jobs in one commit, each answered on its own",
+    Scope.JOBS_WORK,
+    f"Settle up to {MAX_SETTLEMENTS} jobs in one commit, each answered on its own",
+    Reply("Answers in order", SettlementAnswers),
     request=Content(SettlementBatch),
-    responses={200: Reply("Answers in order", SettlementAnswers)},
-    errors=(400, 413, 422, 503),
     hot=True,
 )
 async def settlements(request: Request) -> Response:
@@ -329,13 +323,7 @@ def _settled_answer(settled: Settled) -> SettlementAnswer:
     return SettlementAnswer(job_id=settled.job_id, ok=False, code=code)
 
 
-@routes.get(
-    "/workers",
-    scope=Scope.ADMIN_READ,
-    summary="Who is about",
-    responses={200: Reply("Workers, last seen first", Workers)},
-    errors=(503,),
-)
+@routes.get("/workers", Scope.ADMIN_READ, "Who is about", "Workers, last seen first")
 async def workers(server: Server, tenant: Tenant) -> Workers:
     now = time.time()
     found = await list_workers(server.database, tenant)

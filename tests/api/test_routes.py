@@ -32,13 +32,7 @@ class Things(msgspec.Struct):
     things: list[Thing]
 
 
-@routes.get(
-    "/things",
-    scope=Scope.ADMIN_READ,
-    summary="All",
-    responses={200: Reply("All", Things)},
-    errors=(422,),
-)
+@routes.get("/things", Scope.ADMIN_READ, "All", "All", errors=(422,))
 async def things(
     _known: Annotated[None, Depends(KnownFilters(prefix="metadata."))],
     limit: Annotated[int, Query(ge=1, le=9)] = 1,
@@ -48,16 +42,16 @@ async def things(
 
 @routes.put(
     "/things/{name:path}",
-    scope=Scope.ADMIN_WRITE,
-    summary="Make",
-    responses={200: Reply("Changed", Thing, (ETAG,)), 201: Reply("Made", Thing)},
+    Scope.ADMIN_WRITE,
+    "Make",
+    {200: Reply("Changed", Thing, (ETAG,)), 201: Reply("Made", Thing)},
     request=Content(Thing),
 )
 async def put(name: str) -> Answer[Thing]:
     return Answer(Thing(name), 201, {"etag": '"1"'})
 
 
-@routes.delete("/things/{name}", scope=Scope.ADMIN_WRITE, summary="Remove", responses={204: Reply("Gone")})
+@routes.delete("/things/{name}", Scope.ADMIN_WRITE, "Remove", {204: Reply("Gone")})
 async def delete(name: str) -> None:
     assert name
 
@@ -68,9 +62,9 @@ def _of_hot(prefer: Annotated[str | None, Query(description="Said twice?")] = No
 
 @routes.post(
     "/hot",
-    scope=Scope.JOBS_WRITE,
-    summary="Hot",
-    responses={202: Reply("Taken", Thing)},
+    Scope.JOBS_WRITE,
+    "Hot",
+    {202: Reply("Taken", Thing)},
     parameters=_of_hot,
     also=("PATCH",),
     hot=True,
