@@ -13,6 +13,7 @@ from app.config import Settings
 from app.engine.claimdesk import ClaimDesk
 from app.engine.claimers import Claimers
 from app.engine.dispatcher import Dispatcher
+from app.engine.intake import SubmissionChecks
 from app.engine.janitor import Janitor
 from app.engine.leases import Leases
 from app.engine.ledger import LedgerKeeper
@@ -22,7 +23,6 @@ from app.engine.queues import Queues
 from app.engine.room_watch import RoomWatch
 from app.engine.scribe import Scribe
 from app.engine.settler import Settler
-from app.engine.submission_checks import SubmissionChecks
 from app.engine.sweeper import Sweeper
 from app.engine.worker import Worker
 from app.events.bulletin import Bulletin

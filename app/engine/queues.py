@@ -6,12 +6,11 @@ from app.config import Settings
 from app.engine.bookkeeper import Bookkeeper
 from app.engine.bulk_runner import BulkRunner
 from app.engine.gatekeeper import Gatekeeper
-from app.engine.intake import Intake
+from app.engine.intake import Intake, SubmissionChecks
 from app.engine.promoter import Promoter
 from app.engine.pruner import Pruner
 from app.engine.reconciler import Reconciler
 from app.engine.scheduler import Scheduler
-from app.engine.submission_checks import SubmissionChecks
 from app.events.hub import Hub
 from app.jobs.queue_settings import usual_retention
 from app.loops.parts import Part

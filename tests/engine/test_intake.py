@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from app.config import Settings
+from app.engine.intake import SubmissionChecks
 from app.engine.queues import Queues
-from app.engine.submission_checks import SubmissionChecks
 from app.errors import InvalidRequest
 from app.events.hub import Hub
 from app.jobs.ids import new_id
