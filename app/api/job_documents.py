@@ -4,18 +4,15 @@ What was submitted or answered verbatim is a `msgspec.Raw`, spliced in as it is;
 `UNSET` when it is not.
 """
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from app.jobs.shapes import Count, JobId, Moment
 from app.jobs.states import State
 from app.jobs.submission import EVENT_TYPE
 
-Moment = Annotated[datetime, Meta(tz=True)]
-Count = Annotated[int, Meta(ge=0)]
-JobId = Annotated[str, Meta(pattern="^[0-7][0-9A-HJKMNP-TV-Z]{25}$", description="A ULID.")]
 EventType = Annotated[str, Meta(pattern=EVENT_TYPE)]
 _NULL: dict[str, str] = {"type": "null"}
 

@@ -1,18 +1,19 @@
 """Queues, schedules, targets and whatever else operators look at: the shapes of answers."""
 
-from datetime import date
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta, Raw
 
-from app.api.job_documents import OBJECT, Count, JobId, Moment, verbatim
+from app.api.job_documents import OBJECT, verbatim
 from app.dialects import DialectName
 from app.jobs.queue_settings import QueueSettings
+from app.jobs.shapes import Count, JobId, Moment, Number
 from app.jobs.submission import Name
+from app.store.usage import Usage
+from app.store.workers import Worker as KnownWorker
 from app.targets.config import Origin, Slots, Tags, TargetUrl, WakeAction
 
-Number = Annotated[float, Meta(ge=0)]
 MomentAsText = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
 
@@ -85,37 +86,7 @@ class Queues(msgspec.Struct):
     queues: list[Queue]
 
 
-class KeyHolder(msgspec.Struct, kw_only=True):
-    job_id: JobId
-    worker: str | None
-    started_at: Moment | None
-    lease_expires_at: Moment | None
-    attempt: Count
-    heartbeat_at: Moment | None
-
-
-class KeyWaiter(msgspec.Struct, kw_only=True):
-    job_id: JobId
-    created_at: Moment
-    reason: str | None
-
-
-class Key(msgspec.Struct, kw_only=True):
-    key: str
-    active: list[KeyHolder]
-    queued: list[KeyWaiter]
-    stale_takeovers: Annotated[Count, Meta(description="Jobs of this key that are stale now.")]
-
-
-class Worker(msgspec.Struct, kw_only=True):
-    name: str
-    queues: list[str]
-    kinds: list[str]
-    concurrency: Count
-    version: str | None
-    started_at: Moment
-    last_seen_at: Moment
-    running: Count
+class Worker(KnownWorker, kw_only=True):
     alive: bool
 
 
@@ -204,18 +175,6 @@ class Target(msgspec.Struct, kw_only=True):
 
 class Targets(msgspec.Struct):
     targets: list[Target]
-
-
-class Usage(msgspec.Struct, kw_only=True):
-    caller: str
-    model: str
-    day: date
-    jobs: Count
-    prompt_tokens: Count
-    completion_tokens: Count
-    load_seconds: Number
-    prefill_seconds: Number
-    decode_seconds: Number
 
 
 class UsageSums(msgspec.Struct):

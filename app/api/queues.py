@@ -2,12 +2,11 @@
 
 from typing import Annotated, Any, cast
 
-import msgspec
 import orjson
 from fastapi import Depends, Path
 
 from app.api.house import House
-from app.api.operator_documents import Ages, Counts, Gate, Held, Key, Queues, Rates
+from app.api.operator_documents import Ages, Counts, Gate, Held, Queues, Rates
 from app.api.operator_documents import Queue as Document
 from app.api.parameters import JsonBody, NameInPath, Server
 from app.api.routes import Answer, Reply, Routes, Scope
@@ -107,10 +106,10 @@ async def get_key(
     server: Server,
     name: ExistingName,
     key: Annotated[str, Path(description="Its parts joined by slashes.")],
-) -> Key:
+) -> keys.Key:
     if "\0" in key or not await queues.list_queues(server.database, name=name):
         raise NotFound("There is no such queue.")
-    return msgspec.convert(await keys.show_key(server.database, name, key), Key, from_attributes=True)
+    return await keys.show_key(server.database, name, key)
 
 
 async def _read(house: House, name: str) -> Document:

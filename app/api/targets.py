@@ -3,13 +3,12 @@
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any
 
-import msgspec
 from fastapi import Depends, Query
 from pydantic import BeforeValidator
 
 from app.api.house import House
 from app.api.operator_documents import Target as Document
-from app.api.operator_documents import Targets, Usage, UsageSums
+from app.api.operator_documents import Targets, UsageSums
 from app.api.parameters import JsonBody, KnownFilters, NameInPath, Server, Tenant
 from app.api.routes import Answer, Reply, Routes, Scope
 from app.errors import Conflict, NotFound
@@ -164,4 +163,4 @@ async def usage(
     last = until or datetime.now(UTC).date()
     first = since or last - timedelta(days=min(DEFAULT_DAYS, last.toordinal() - 1))
     rows = await sums(server.database, tenant, first, last, model)
-    return UsageSums([Usage(**msgspec.structs.asdict(row)) for row in rows])
+    return UsageSums(rows)

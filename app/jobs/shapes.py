@@ -1,14 +1,22 @@
 """From the bytes of a request to a checked shape: one way for all that come as JSON."""
 
 from collections.abc import Callable
+from datetime import datetime
 from functools import cache
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from app.errors import InvalidRequest
 from app.jobs import verbatim
 from app.jobs.submission import explain, invalid
+
+Moment = Annotated[datetime, Meta(tz=True)]
+Count = Annotated[int, Meta(ge=0)]
+Number = Annotated[float, Meta(ge=0)]
+JobId = Annotated[str, Meta(pattern="^[0-7][0-9A-HJKMNP-TV-Z]{25}$", description="A ULID.")]
+
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
 

@@ -14,11 +14,14 @@ Lock order everywhere: advisory locks (sorted), then rows.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
-from app.store.changes import Changes, Key
+from app.jobs.shapes import Count, JobId, Moment
+from app.store.changes import Changes
+from app.store.changes import Key as QueueKey
 from app.store.database import Database, Runner
 from app.store.locks import lock, lock_number
 from app.store.rows import as_rows, columns
@@ -34,7 +37,7 @@ GATE = "key"
 STEP = 500
 
 
-def key_lock(key: Key) -> int:
+def key_lock(key: QueueKey) -> int:
     return lock_number("key", *key)
 
 
@@ -103,20 +106,20 @@ CROSS JOIN LATERAL (
 """
 
 
-async def with_waiting(database: Database, keys: Sequence[Key]) -> list[Key]:
+async def with_waiting(database: Database, keys: Sequence[QueueKey]) -> list[QueueKey]:
     """Those of the keys that someone waits for."""
     rows = await database.fetch(WITH_WAITING, [queue for queue, _ in keys], [key for _, key in keys])
     return [(row["queue"], row["key"]) for row in rows]
 
 
-async def ready_next(database: Database, keys: Sequence[Key]) -> Changes[Key]:
+async def ready_next(database: Database, keys: Sequence[QueueKey]) -> Changes[QueueKey]:
     """Give the free places of these keys to those who wait for them; answers the keys that one step did not finish."""
     async with database.transaction() as connection:
         await lock(connection, dict.fromkeys(map(key_lock, keys), True))
         return await ready_next_locked(connection, keys)
 
 
-async def ready_next_locked(connection: Runner, keys: Sequence[Key]) -> Changes[Key]:
+async def ready_next_locked(connection: Runner, keys: Sequence[QueueKey]) -> Changes[QueueKey]:
     """The same, for one who holds the keys' locks already."""
     rows = await connection.fetch(READY_NEXT, [queue for queue, _ in keys], [key for _, key in keys])
     changes = Changes([(row["queue"], row["key"]) for row in rows if row["unfinished"]])
@@ -152,7 +155,7 @@ FROM waiting LEFT JOIN queues ON queues.name = waiting.queue
 """
 
 
-async def find_wrong(database: Runner, after: Key, limit: int) -> tuple[list[Key], Key | None]:
+async def find_wrong(database: Runner, after: QueueKey, limit: int) -> tuple[list[QueueKey], QueueKey | None]:
     """Keys with someone waiting although there is a place, from `after` on; and where to go on from."""
     rows = await database.fetch(REPAIR, after[0], after[1], limit)
     wrong = [(row["queue"], row["key"]) for row in rows if row["wrong"]]
@@ -172,43 +175,43 @@ async def held_keys(database: Runner, queue: str, after: str, limit: int) -> lis
     return [row["key"] for row in await database.fetch(HELD_KEYS, queue, after, limit)]
 
 
-class Holder(msgspec.Struct, gc=False):
+class KeyHolder(msgspec.Struct):
     """A job that runs, and so holds a place of its key."""
 
-    job_id: str
+    job_id: JobId
     worker: str | None
-    started_at: datetime | None
-    lease_expires_at: datetime | None
-    attempt: int
-    heartbeat_at: datetime | None
+    started_at: Moment | None
+    lease_expires_at: Moment | None
+    attempt: Count
+    heartbeat_at: Moment | None
 
 
-class InLine(msgspec.Struct, gc=False):
+class KeyWaiter(msgspec.Struct):
     """A job of the key that does not run yet."""
 
-    job_id: str
-    created_at: datetime
+    job_id: JobId
+    created_at: Moment
     reason: str | None
 
 
-class KeyInUse(msgspec.Struct):
+class Key(msgspec.Struct):
     """Who holds a key and who waits for it."""
 
     key: str
-    active: list[Holder]
-    queued: list[InLine]
-    stale_takeovers: int
+    active: list[KeyHolder]
+    queued: list[KeyWaiter]
+    stale_takeovers: Annotated[Count, Meta(description="Jobs of this key that are stale now.")]
 
 
 # The last renewal is not kept; it lies one lease before the lease's end.
 _HEARTBEAT = "least(now(), lease_expires_at - lease_seconds * interval '1 second')"
 ACTIVE = f"""
-SELECT {columns(Holder, job_id="id", heartbeat_at=_HEARTBEAT)}
+SELECT {columns(KeyHolder, job_id="id", heartbeat_at=_HEARTBEAT)}
 FROM (SELECT * FROM jobs WHERE queue = $1 AND concurrency_key = $2 AND {HOLDS} OFFSET 0) AS holder
 WHERE state IN ('loading', 'working') ORDER BY id
 """
 QUEUED = f"""
-SELECT {columns(InLine, job_id="id")}
+SELECT {columns(KeyWaiter, job_id="id")}
 FROM (SELECT * FROM jobs WHERE queue = $1 AND concurrency_key = $2 AND {LIVES} OFFSET 0) AS live
 WHERE state = 'queued' ORDER BY id LIMIT $3
 """
@@ -216,11 +219,11 @@ STALE = "SELECT count(*) FROM jobs WHERE queue = $1 AND concurrency_key = $2 AND
 MAX_SHOWN = 1000
 
 
-async def show_key(database: Database, queue: str, key: str) -> KeyInUse:
+async def show_key(database: Database, queue: str, key: str) -> Key:
     async with database.connection() as connection:
-        active = as_rows(Holder, await connection.fetch(ACTIVE, queue, key))
-        queued = as_rows(InLine, await connection.fetch(QUEUED, queue, key, MAX_SHOWN))
-        return KeyInUse(key, active, queued, await connection.fetchval(STALE, queue, key))
+        active = as_rows(KeyHolder, await connection.fetch(ACTIVE, queue, key))
+        queued = as_rows(KeyWaiter, await connection.fetch(QUEUED, queue, key, MAX_SHOWN))
+        return Key(key, active, queued, await connection.fetchval(STALE, queue, key))
 
 
 @dataclass(slots=True)
@@ -277,8 +280,8 @@ ORDER BY oldest.id
 
 
 async def read_states(
-    connection: Runner, limits: Mapping[Key, int], replaceable: Mapping[Key, int]
-) -> dict[Key, KeyState]:
+    connection: Runner, limits: Mapping[QueueKey, int], replaceable: Mapping[QueueKey, int]
+) -> dict[QueueKey, KeyState]:
     """The keys as they stand, counted up to the limit of each; with the oldest so many that may be replaced."""
     if not limits:
         return {}

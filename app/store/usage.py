@@ -8,6 +8,7 @@ from datetime import date
 
 import msgspec
 
+from app.jobs.shapes import Count, Number
 from app.store.database import Database
 
 _MOST = "9223372036854775807"
@@ -78,18 +79,18 @@ async def book(database: Database, limit: int) -> int:
     return int(await database.fetchval(BOOK, limit))
 
 
-class Used(msgspec.Struct, gc=False):
+class Usage(msgspec.Struct):
     """What a caller used of a model on a day (UTC)."""
 
     caller: str
     model: str
     day: date
-    jobs: int
-    prompt_tokens: int
-    completion_tokens: int
-    load_seconds: float
-    prefill_seconds: float
-    decode_seconds: float
+    jobs: Count
+    prompt_tokens: Count
+    completion_tokens: Count
+    load_seconds: Number
+    prefill_seconds: Number
+    decode_seconds: Number
 
 
 SUMS = f"""
@@ -108,5 +109,5 @@ ORDER BY day DESC, model
 """
 
 
-async def sums(database: Database, tenant: str, since: date, until: date, model: str | None) -> list[Used]:
-    return [Used(**record) for record in await database.fetch(SUMS, tenant, since, until, model)]
+async def sums(database: Database, tenant: str, since: date, until: date, model: str | None) -> list[Usage]:
+    return [Usage(**record) for record in await database.fetch(SUMS, tenant, since, until, model)]

@@ -7,6 +7,7 @@ from datetime import datetime
 import msgspec
 import orjson
 
+from app.jobs.shapes import Count, Moment
 from app.store.database import Database
 from app.store.rows import as_rows, columns
 
@@ -52,12 +53,12 @@ class Worker(msgspec.Struct):
     name: str
     queues: list[str]
     kinds: list[str]
-    concurrency: int
+    concurrency: Count
     version: str | None
-    started_at: datetime
-    last_seen_at: datetime
+    started_at: Moment
+    last_seen_at: Moment
     # How many jobs it has at the moment.
-    running: int
+    running: Count
 
 
 _RUNNING = """(SELECT count(*) FROM jobs j

@@ -51,8 +51,8 @@ ROWS: list[tuple[type[msgspec.Struct], str, set[str], set[str]]] = [
     (bulk.Operation, "bulk_operations", set(), set()),
     (artifacts.Artifact, "artifacts", set(), set()),
     (holdings.Holding, "target_holdings", set(), set()),
-    (keys.Holder, "jobs", {"job_id", "heartbeat_at"}, set()),
-    (keys.InLine, "jobs", {"job_id"}, set()),
+    (keys.KeyHolder, "jobs", {"job_id", "heartbeat_at"}, set()),
+    (keys.KeyWaiter, "jobs", {"job_id"}, set()),
 ]
 
 
