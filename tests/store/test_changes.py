@@ -73,7 +73,7 @@ HANDED_ON = {
     "app.engine.scheduler.Scheduler._enqueue": "app.engine.scheduler.Scheduler._tick",
 }
 # Verbs that are methods: how they are called.
-METHODS = ("admission.admit", "admission.admit_on")
+METHODS = ("self.admission.admit", "_intake.admission.admit_on")
 
 
 def verbs_of_the_store() -> set[str]:
