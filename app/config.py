@@ -6,175 +6,145 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 PREFIX = "FOREMAN_"
 # Variables that belong to the command-line client, not to the server.
 CLIENT_VARIABLES = frozenset({"FOREMAN_URL", "FOREMAN_API_KEY"})
 
 Role = Literal["all", "api", "worker"]
+Value = TypeVar("Value")
 
 
 class SettingsError(Exception):
     """A setting is wrong or unknown; the message names it."""
 
 
-class Settings(BaseSettings):
+def _setting(default: Value, meaning: str, **limits: Any) -> Value:
+    field: Value = Field(default, description=meaning, **limits)
+    return field
+
+
+class Settings(BaseModel):
     """Every setting, with its meaning. The environment variable is FOREMAN_ and the name in capitals."""
 
-    model_config = SettingsConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
-    database_url: str | None = Field(
-        None, description="PostgreSQL to use; without it an embedded one is started"
+    database_url: str | None = _setting(None, "PostgreSQL to use; without it an embedded one is started")
+    listen_database_url: str | None = _setting(
+        None, "direct URL for LISTEN when the first goes through PgBouncer"
     )
-    listen_database_url: str | None = Field(
-        None, description="direct URL for LISTEN when the first goes through PgBouncer"
+    database_connections: int = _setting(10, "size of each process's connection pool", ge=2, le=500)
+    data_dir: Path = _setting(Path(".foreman"), "where the embedded PostgreSQL keeps its data")
+    host: str = _setting("127.0.0.1", "address to listen on")
+    port: int = _setting(8080, "port to listen on; 0 takes a free one", ge=0, le=65535)
+    auth: Literal["on", "off"] = _setting(
+        "off", "only off for now: there are no API keys yet, so only this machine is served"
     )
-    database_connections: int = Field(10, ge=2, le=500, description="size of each process's connection pool")
-    data_dir: Path = Field(Path(".foreman"), description="where the embedded PostgreSQL keeps its data")
-    host: str = Field("127.0.0.1", description="address to listen on")
-    port: int = Field(8080, ge=0, le=65535, description="port to listen on; 0 takes a free one")
-    auth: Literal["on", "off"] = Field(
-        "off", description="only off for now: there are no API keys yet, so only this machine is served"
-    )
-    role: Role = Field("all", description="what this process does: all, api or worker")
-    processes: int = Field(1, ge=1, le=64, description="how many processes serve")
-    worker_slots: int = Field(64, ge=1, le=10_000, description="jobs that one process runs at the same time")
-    lease_seconds: float = Field(30, ge=0.2, le=86_400, description="how long a claim holds without renewal")
-    sweep_seconds: float = Field(5, ge=0.05, le=3600, description="how often overdue jobs are looked for")
-    poll_seconds: float = Field(
-        1, ge=0.02, le=60, description="how often work is looked for when no notice came"
-    )
-    cancel_grace_seconds: float = Field(
-        10, ge=0, le=3600, description="time a worker has to confirm a cancel"
-    )
-    database_patience_seconds: float = Field(
+    role: Role = _setting("all", "what this process does: all, api or worker")
+    processes: int = _setting(1, "how many processes serve", ge=1, le=64)
+    worker_slots: int = _setting(64, "jobs that one process runs at the same time", ge=1, le=10_000)
+    lease_seconds: float = _setting(30, "how long a claim holds without renewal", ge=0.2, le=86_400)
+    sweep_seconds: float = _setting(5, "how often overdue jobs are looked for", ge=0.05, le=3600)
+    poll_seconds: float = _setting(1, "how often work is looked for when no notice came", ge=0.02, le=60)
+    cancel_grace_seconds: float = _setting(10, "time a worker has to confirm a cancel", ge=0, le=3600)
+    database_patience_seconds: float = _setting(
         30,
+        "how long a database may refuse us at the start (wrong role, name or host) before we end",
         ge=0,
         le=3600,
-        description="how long a database may refuse us at the start (wrong role, name or host) before we end",
     )
-    shutdown_grace_seconds: float = Field(
-        20, ge=0, le=3600, description="time that running jobs have to finish at shutdown"
+    shutdown_grace_seconds: float = _setting(
+        20, "time that running jobs have to finish at shutdown", ge=0, le=3600
     )
-    max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024, le=1 << 30, description="largest request body")
-    max_bytes_in_flight: int = Field(
+    max_body_bytes: int = _setting(16 * 1024 * 1024, "largest request body", ge=1024, le=1 << 30)
+    max_bytes_in_flight: int = _setting(
         256 * 1024 * 1024,
+        "bytes of request bodies that one process holds at the same time; at least one body",
         ge=1024,
         le=1 << 40,
-        description="bytes of request bodies that one process holds at the same time; at least one body",
     )
-    max_json_depth: int = Field(64, ge=4, le=500, description="deepest nesting of a JSON body")
-    request_timeout_seconds: float = Field(
-        20,
-        ge=0.1,
-        le=600,
-        description="time a client has to send its headers, and each further part of its body",
+    max_json_depth: int = _setting(64, "deepest nesting of a JSON body", ge=4, le=500)
+    request_timeout_seconds: float = _setting(
+        20, "time a client has to send its headers, and each further part of its body", ge=0.1, le=600
     )
-    listen: Literal["on", "off"] = Field(
-        "on", description="off: no LISTEN, polling alone; behind a PgBouncer with no direct way past it"
+    listen: Literal["on", "off"] = _setting(
+        "on", "off: no LISTEN, polling alone; behind a PgBouncer with no direct way past it"
     )
-    max_streams: int = Field(
-        10_000, ge=1, le=1_000_000, description="event and token streams that one process serves at a time"
+    max_streams: int = _setting(
+        10_000, "event and token streams that one process serves at a time", ge=1, le=1_000_000
     )
-    keep_alive_seconds: float = Field(
-        15, ge=0.05, le=300, description="how often a stream on which nothing happens says so"
+    keep_alive_seconds: float = _setting(
+        15, "how often a stream on which nothing happens says so", ge=0.05, le=300
     )
-    slow_reader_seconds: float = Field(
-        30, ge=0.1, le=3600, description="a connection whose reader takes nothing for so long is closed"
+    slow_reader_seconds: float = _setting(
+        30, "a connection whose reader takes nothing for so long is closed", ge=0.1, le=3600
     )
-    retention_days: float = Field(
-        7,
-        ge=0,
-        le=3650,
-        description="days for which ended jobs are kept, unless their queue says otherwise; 0: for ever",
+    retention_days: float = _setting(
+        7, "days for which ended jobs are kept, unless their queue says otherwise; 0: for ever", ge=0, le=3650
     )
-    dead_letter_days: float = Field(
-        30, ge=0, le=3650, description="the same for jobs that failed or were dismissed"
+    dead_letter_days: float = _setting(30, "the same for jobs that failed or were dismissed", ge=0, le=3650)
+    chatter_days: int = _setting(
+        14, "days for which output, progress and logs of jobs are kept", ge=1, le=3650
     )
-    chatter_days: int = Field(
-        14, ge=1, le=3650, description="days for which output, progress and logs of jobs are kept"
+    artifacts_url: str | None = _setting(
+        None, "where artifacts lie: file:///folder or s3://bucket/prefix; without it, in PostgreSQL"
     )
-    artifacts_url: str | None = Field(
-        None,
-        description="where artifacts lie: file:///folder or s3://bucket/prefix; without it, in PostgreSQL",
-    )
-    max_artifact_bytes: int = Field(256 * 1024 * 1024, ge=1024, le=1 << 40, description="largest artifact")
-    outbound_allow: str = Field(
+    max_artifact_bytes: int = _setting(256 * 1024 * 1024, "largest artifact", ge=1024, le=1 << 40)
+    outbound_allow: str = _setting(
         "",
-        description="networks, addresses and hosts, separated by commas, that webhooks and http jobs may "
+        "networks, addresses and hosts, separated by commas, that webhooks and http jobs may "
         "call although they are not on the public internet",
     )
-    secret_key: str | None = Field(
+    secret_key: str | None = _setting(
         None,
-        repr=False,
-        description="key that keeps webhook secrets safe at rest: base64 of 32 bytes or a long passphrase; "
+        "key that keeps webhook secrets safe at rest: base64 of 32 bytes or a long passphrase; "
         "several, separated by commas, while it is being replaced",
-    )
-    webhook_secret: str | None = Field(
-        None,
         repr=False,
-        description="whsec_… that signs webhooks of jobs without a secret of their own; several, separated "
+    )
+    webhook_secret: str | None = _setting(
+        None,
+        "whsec_… that signs webhooks of jobs without a secret of their own; several, separated "
         "by commas, while it is being replaced",
+        repr=False,
     )
-    webhook_host_concurrency: int = Field(
-        64, ge=1, le=384, description="webhooks that one process sends to one receiver at the same time"
+    webhook_host_concurrency: int = _setting(
+        64, "webhooks that one process sends to one receiver at the same time", ge=1, le=384
     )
-    ollama_url: str | None = Field(None, description="an Ollama to use: makes the target `default`")
-    ollama_slots: int = Field(
-        4, ge=1, le=10_000, description="jobs that the target `default` gets at the same time"
+    ollama_url: str | None = _setting(None, "an Ollama to use: makes the target `default`")
+    ollama_slots: int = _setting(4, "jobs that the target `default` gets at the same time", ge=1, le=10_000)
+    targets: Path | None = _setting(None, "TOML file with more targets")
+    inventory_seconds: float = _setting(30, "how often a target is asked what it has", ge=0.05, le=3600)
+    affinity_patience_seconds: float = _setting(
+        30, "how long a job may wait while others use the model that is loaded", ge=0, le=86_400
     )
-    targets: Path | None = Field(None, description="TOML file with more targets")
-    inventory_seconds: float = Field(
-        30, ge=0.05, le=3600, description="how often a target is asked what it has"
+    target_timeout_seconds: float = _setting(
+        300, "how long a target may say nothing in the middle of a job", ge=0.1, le=86_400
     )
-    affinity_patience_seconds: float = Field(
-        30,
-        ge=0,
-        le=86_400,
-        description="how long a job may wait while others use the model that is loaded",
+    allowed_hosts: str = _setting(
+        "", "names, separated by commas, that this server is called by besides the loopback ones"
     )
-    target_timeout_seconds: float = Field(
-        300, ge=0.1, le=86_400, description="how long a target may say nothing in the middle of a job"
+    cors_origins: str = _setting("", "origins of browser clients, separated by commas")
+    log_level: Literal["debug", "info", "warning", "error"] = _setting(
+        "info", "least severe log line to write"
     )
-    allowed_hosts: str = Field(
-        "",
-        description="names, separated by commas, that this server is called by besides the loopback ones",
+    log_format: Literal["auto", "json", "console"] = _setting(
+        "auto", "JSON lines, or for people on a terminal"
     )
-    cors_origins: str = Field("", description="origins of browser clients, separated by commas")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least severe log line to write"
-    )
-    log_format: Literal["auto", "json", "console"] = Field(
-        "auto", description="JSON lines, or for people on a terminal"
-    )
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003 - pydantic's signature
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """load_settings is the sole reader of the environment, and of the one it is given."""
-        return (init_settings,)
 
     @field_validator("database_url", "listen_database_url")
     @classmethod
     def _is_postgres(cls, value: str | None) -> str | None:
-        if value is not None and not value.startswith(
-            ("postgresql://", "postgres://", "postgresql+asyncpg://")
-        ):
+        if value is None:
+            return None
+        if not value.startswith(("postgresql://", "postgres://", "postgresql+asyncpg://")):
             raise ValueError("must begin with postgresql://")
-        if value is not None and not _is_url(value):
+        if not _is_url(value):
             raise ValueError("is not a URL; is each @ / ? # [ ] in the password escaped (%40 for @)?")
-        if value is not None and not _has_good_ports(value):
+        if not _has_good_ports(value):
             raise ValueError("has a port that is not a number from 1 to 65535")
         return value
 
@@ -275,11 +245,13 @@ def load_settings(environment: Mapping[str, str] | None = None, **flags: Any) ->
     """Flags win over the environment. Raises SettingsError naming every wrong or unknown setting."""
     environment = os.environ if environment is None else environment
     known = set(Settings.model_fields)
-    problems = [_unknown(name, known) for name in sorted(environment) if _is_unknown(name, known)]
+    given = {name: name.removeprefix(PREFIX).lower() for name in environment if name.startswith(PREFIX)}
+    unknown = sorted(name for name in given.keys() - CLIENT_VARIABLES if given[name] not in known)
+    problems = [_unknown(name, known) for name in unknown]
     values: dict[str, Any] = {
-        name.removeprefix(PREFIX).lower(): value
-        for name, value in environment.items()
-        if name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() in known and value != ""
+        setting: environment[name]
+        for name, setting in given.items()
+        if setting in known and environment[name]
     }
     values.update({name: value for name, value in flags.items() if value is not None})
     try:
@@ -289,14 +261,6 @@ def load_settings(environment: Mapping[str, str] | None = None, **flags: Any) ->
     if problems:
         raise SettingsError("\n".join(problems))
     return settings
-
-
-def _is_unknown(name: str, known: set[str]) -> bool:
-    return (
-        name.startswith(PREFIX)
-        and name not in CLIENT_VARIABLES
-        and name.removeprefix(PREFIX).lower() not in known
-    )
 
 
 def _unknown(name: str, known: set[str]) -> str:

@@ -43,7 +43,7 @@ LIBRARIES = (
     "obstore.store",
     "orjson",
     "prometheus_client",
-    "pydantic_settings",
+    "pydantic",
     "rich.console",
     "rich.traceback",
     "sqlalchemy.dialects.postgresql.asyncpg",

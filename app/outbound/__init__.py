@@ -12,7 +12,6 @@ from app.outbound.errors import (
 )
 from app.outbound.guard import ANY_ADDRESS, AddressPolicy
 from app.outbound.headers import METHODS, check_headers, token_problem
-from app.outbound.resolve import Resolver
 from app.outbound.response import OutboundResponse
 from app.outbound.stream import OutboundStream
 from app.outbound.urls import url_problem
@@ -31,7 +30,6 @@ __all__ = [
     "OutboundStream",
     "OutboundTimeout",
     "OutboundUnreachable",
-    "Resolver",
     "check_headers",
     "token_problem",
     "url_problem",

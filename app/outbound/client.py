@@ -102,12 +102,8 @@ class GuardedClient:
         For submit time, with the name resolved. Advice only, and remembered for some seconds per host: a name
         that cannot be resolved is no objection, and the call itself checks afresh.
         """
-        try:
-            parsed = parse_url(url)
-        except UrlInvalid as error:
-            return str(error)
-        reason = self._policy.check_parsed(parsed)
-        if reason is not None or parsed.address is not None:
+        reason = self._policy.check_url(url)
+        if reason is not None or (parsed := parse_url(url)).address is not None:
             return reason
         now = asyncio.get_running_loop().time()
         known_until, verdict = self._verdicts.get(parsed.host, (0.0, None))
@@ -125,7 +121,7 @@ class GuardedClient:
         except OutboundRefused as refused:
             return refused.reason
         except (OutboundUnreachable, TimeoutError):
-            return None
+            pass
         return None
 
     def _admitted(self, method: str, url: str, headers: Headers) -> OutboundUrl:

@@ -63,10 +63,7 @@ class Dialer:
 
     async def checked_addresses(self, url: OutboundUrl) -> Sequence[Address]:
         """The addresses of the host, every one of which the policy lets pass."""
-        if url.address is not None:
-            addresses: list[Address] = [url.address]
-        else:
-            addresses = await self._resolved(url.host)
+        addresses = await self._resolved(url.host) if url.address is None else [url.address]
         for address in addresses:
             reason = self._policy.refusal(address, url.host)
             if reason is not None:

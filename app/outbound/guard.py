@@ -27,12 +27,6 @@ class AddressPolicy:
         for entry in allow:
             self._add(entry.strip())
 
-    @classmethod
-    def from_setting(cls, setting: str, *, allow_loopback: bool = False) -> "AddressPolicy":
-        """From the comma-separated form of the setting; empty entries are skipped."""
-        entries = [entry for entry in setting.split(",") if entry.strip()]
-        return cls(entries, allow_loopback=allow_loopback)
-
     def _add(self, entry: str) -> None:
         try:
             if "/" in entry:
@@ -72,7 +66,8 @@ class AddressPolicy:
         if url.address is not None:
             reason = self.refusal(url.address)
             return None if reason is None else f"the URL's host is not allowed: {reason}"
-        if _is_localhost(url.host) and all(self.refusal(each, url.host) for each in ("127.0.0.1", "::1")):
+        is_localhost = f".{url.host}".endswith(".localhost")
+        if is_localhost and all(self.refusal(each, url.host) for each in ("127.0.0.1", "::1")):
             return f"the URL's host is not allowed: {LOOPBACK}"
         return None
 
@@ -87,10 +82,6 @@ class _AnyAddress(AddressPolicy):
 
 # For targets only: they are set up by the operator, not named by callers.
 ANY_ADDRESS = _AnyAddress()
-
-
-def _is_localhost(host: str) -> bool:
-    return host == "localhost" or host.endswith(".localhost")
 
 
 def _network(entry: str) -> IPv4Network | IPv6Network:
@@ -109,7 +100,6 @@ def _address(entry: str) -> Address | None:
 
 def _name(entry: str) -> str:
     host = canonical_host(entry)
-    address = spelled_ipv4(host)
-    if address is not None:
+    if (address := spelled_ipv4(host)) is not None:
         raise ValueError(f"write the address as {address}")
     return host

@@ -17,6 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 Resolver = Callable[[str], Awaitable[Sequence[str]]]
 
@@ -97,30 +98,22 @@ class ThreadResolver:
 
 def _ask_system(host: str, answer: asyncio.Future[list[str]], done: Callable[[], None]) -> None:
     """Thread body: hands the addresses of `host`, or the error, to the loop that `answer` belongs to."""
+    settle: Callable[[], None]
     try:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-        addresses = list(dict.fromkeys(_written(entry[4]) for entry in entries))
-        _hand_over(answer, addresses, None, done)
+        settle = partial(answer.set_result, list(dict.fromkeys(_written(entry[4]) for entry in entries)))
     except (OSError, UnicodeError) as error:
-        _hand_over(answer, [], error, done)
+        settle = partial(answer.set_exception, error)
+
+    def hand_over() -> None:
+        done()
+        if not answer.done():
+            settle()
+
+    with suppress(RuntimeError):  # the loop was closed while the name server kept us waiting
+        answer.get_loop().call_soon_threadsafe(hand_over)
 
 
 def _written(found: Sequence[object]) -> str:
     """The address, with the scope that a link-local one cannot be reached without."""
     return f"{found[0]}%{found[3]}" if len(found) == 4 and found[3] else str(found[0])
-
-
-def _hand_over(
-    answer: asyncio.Future[list[str]], addresses: list[str], error: Exception | None, done: Callable[[], None]
-) -> None:
-    def settle() -> None:
-        done()
-        if answer.done():
-            return
-        if error is None:
-            answer.set_result(addresses)
-        else:
-            answer.set_exception(error)
-
-    with suppress(RuntimeError):  # the loop was closed while the name server kept us waiting
-        answer.get_loop().call_soon_threadsafe(settle)

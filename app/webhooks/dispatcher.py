@@ -18,8 +18,10 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, w
 
 from app.errors import Unavailable
 from app.events.hub import Hub
+from app.jobs.retry import jitter
 from app.loops.batcher import Batcher
 from app.loops.loop import Loop
+from app.outbound.response import MAX_RETRY_AFTER_SECONDS
 from app.store import outbox
 from app.store.changes import Changes
 from app.store.database import Database
@@ -27,7 +29,6 @@ from app.store.outbox import DueDelivery, Try, Wanted
 from app.telemetry import WEBHOOK_CIRCUITS, WEBHOOK_SECONDS, WEBHOOK_TRIES, WEBHOOKS_IN_FLIGHT
 from app.webhooks.circuit import OVERDUE_AT_ONCE, OVERDUE_SECONDS, Receiver
 from app.webhooks.message import MAX_RESULT_BYTES
-from app.webhooks.schedule import next_delay
 from app.webhooks.send import Sender, Verdict
 
 log = structlog.get_logger()
@@ -43,6 +44,8 @@ MAX_RECORD = 200
 # Jobs with webhooks that this process has seen: a change of one is a hint. Others are found by polling.
 MAX_JOBS = 20_000
 FORGET_SECONDS = 600.0
+# When a delivery is tried again; after the last of these it is given up on.
+LADDER_SECONDS: tuple[float, ...] = (5, 30, 120, 600, 1800, 7200, 28_800)
 
 _HOST = re.compile(r"[^:]+://([^/?#]+)")
 _OUTCOMES = {name: WEBHOOK_TRIES.labels(name) for name in ("delivered", "retried", "given_up", "refused")}
@@ -283,10 +286,8 @@ class Dispatcher:
         return as_try(delivery, verdict, random.random())
 
     async def _fail_untried(self, receiver: Receiver, delivery: DueDelivery) -> None:
-        error = (
-            f"not sent: the receiver has failed {receiver.failures} times in a row ({receiver.last_error})"
-        )
-        verdict = Verdict("failed", error=error)
+        error = f"the receiver has failed {receiver.failures} times in a row ({receiver.last_error})"
+        verdict = Verdict("failed", error=f"not sent: {error}")
         try:
             following = await self._record(as_try(delivery, verdict, random.random()))
         except Unavailable:
@@ -303,17 +304,15 @@ class Dispatcher:
             try:
                 return await self._recorder.put(tried)
             except Unavailable:
-                async for attempt in AsyncRetrying(
+                patiently = AsyncRetrying(
                     retry=retry_if_exception_type(Unavailable),
                     stop=stop_after_delay(LEASE_SECONDS),
                     wait=wait_random_exponential(0.2, 2),
                     reraise=True,
-                ):
-                    with attempt:
-                        return await self._recorder.put(tried)
+                )
+                return await patiently(self._recorder.put, tried)
         finally:
             self._held.pop((tried.job_id, tried.seq), None)
-        raise AssertionError("unreachable")
 
     async def _flush(self, tries: Sequence[Try]) -> Sequence[DueDelivery | None]:
         following = await outbox.record(
@@ -352,13 +351,22 @@ def host_of(url: str) -> str:
 def as_try(delivery: DueDelivery, verdict: Verdict, dice: float) -> Try:
     """What a verdict means for the delivery: over, or again at a later time, or given up on."""
     job_id, seq, tries = delivery.job_id, delivery.seq, delivery.tries
-    match verdict.outcome:
-        case "delivered" | "refused":
-            return Try(job_id, seq, tries, verdict.outcome, verdict.status, verdict.error)
-        case "gone":
-            return Try(job_id, seq, tries, "given_up", verdict.status, verdict.error)
-        case "failed":
-            delay = next_delay(tries + 1, dice, verdict.retry_after)
-            if delay is None:
-                return Try(job_id, seq, tries, "given_up", verdict.status, verdict.error)
-            return Try(job_id, seq, tries, "pending", verdict.status, verdict.error, delay)
+    if verdict.outcome != "failed":
+        return Try(job_id, seq, tries, verdict.outcome, verdict.status, verdict.error)
+    delay = next_delay(tries + 1, dice, verdict.retry_after)
+    if delay is None:
+        return Try(job_id, seq, tries, "given_up", verdict.status, verdict.error)
+    return Try(job_id, seq, tries, "pending", verdict.status, verdict.error, delay)
+
+
+def next_delay(tries: int, dice: float, retry_after: float | None = None) -> float | None:
+    """Seconds until the next try after `tries` of them have failed; None when that was the last.
+
+    Pure: randomness comes in as a factor in [0, 1).
+    """
+    if tries > len(LADDER_SECONDS):
+        return None
+    delay = LADDER_SECONDS[max(tries, 1) - 1] * jitter(dice)
+    # "Not before": the receiver may ask for more patience than the ladder has, never for less. And nobody may
+    # push a delivery beyond the horizon.
+    return max(delay, min(retry_after or 0.0, MAX_RETRY_AFTER_SECONDS))

@@ -1,6 +1,6 @@
 """What calls to the outside need, made from the settings once: the guard, its clients, keys and secrets."""
 
-from app.config import Settings, SettingsError
+from app.config import Settings, SettingsError, listed
 from app.jobs.signing import parse_secret
 from app.outbound import AddressPolicy, GuardedClient
 from app.secretbox import SecretBox, SecretBoxError
@@ -18,7 +18,7 @@ class Outgoing:
     def __init__(self, settings: Settings) -> None:
         """Raises SettingsError naming the setting that cannot be used."""
         try:
-            self.policy = AddressPolicy.from_setting(settings.outbound_allow)
+            self.policy = AddressPolicy(listed(settings.outbound_allow))
         except ValueError as problem:
             raise SettingsError(f"FOREMAN_OUTBOUND_ALLOW: {problem}") from None
         try:
@@ -33,12 +33,12 @@ class Outgoing:
 
 
 def _server_secrets(setting: str | None) -> list[str]:
-    secrets = [entry.strip() for entry in (setting or "").split(",") if entry.strip()]
-    for secret in secrets:
-        try:
+    secrets = listed(setting or "")
+    try:
+        for secret in secrets:
             parse_secret(secret)
-        except ValueError as problem:
-            raise SettingsError(f"FOREMAN_WEBHOOK_SECRET: {problem}") from None
+    except ValueError as problem:
+        raise SettingsError(f"FOREMAN_WEBHOOK_SECRET: {problem}") from None
     return secrets
 
 
@@ -47,14 +47,12 @@ def for_development(settings: Settings) -> Settings:
 
     What was set explicitly stays.
     """
-    allow = ",".join(filter(None, (settings.outbound_allow, LOOPBACK)))
-    if settings.secret_key is not None:
-        return settings.model_copy(update={"outbound_allow": allow})
-    path = settings.data_dir / KEY_FILE
-    try:
-        SecretBox.from_file(path)
-    except (SecretBoxError, OSError) as problem:
-        raise SettingsError(f"FOREMAN_DATA_DIR: {problem}") from None
-    return settings.model_copy(
-        update={"outbound_allow": allow, "secret_key": path.read_text("ascii").strip()}
-    )
+    update = {"outbound_allow": ",".join(filter(None, (settings.outbound_allow, LOOPBACK)))}
+    if settings.secret_key is None:
+        path = settings.data_dir / KEY_FILE
+        try:
+            SecretBox.from_file(path)
+        except (SecretBoxError, OSError) as problem:
+            raise SettingsError(f"FOREMAN_DATA_DIR: {problem}") from None
+        update["secret_key"] = path.read_text("ascii").strip()
+    return settings.model_copy(update=update)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import Literal
 
 import structlog
@@ -18,20 +19,18 @@ from app.store.database import Database
 from app.store.events import CHATTER_TYPES
 from app.store.outbox import DueDelivery
 from app.webhooks.message import compose, delivery_id, is_too_large
-from app.webhooks.schedule import GONE
 
 log = structlog.get_logger()
 
 DEADLINE_SECONDS = 15.0
 MAX_RESPONSE_BYTES = 16 * 1024
-TOO_MANY_REQUESTS = 429
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """How a try went. `receiver_is_well` is None when nothing was learned about the receiver."""
 
-    outcome: Literal["delivered", "failed", "gone", "refused"]
+    outcome: Literal["delivered", "failed", "given_up", "refused"]
     status: int | None = None
     error: str | None = None
     retry_after: float | None = None
@@ -54,11 +53,10 @@ class Sender:
     async def send(self, delivery: DueDelivery) -> Verdict:
         try:
             body = await self._body(delivery)
-            headers = self._headers(delivery, body, int(time.time()))
             response = await self._client.request(
                 "POST",
                 delivery.webhook_url,
-                headers=headers,
+                headers=self._headers(delivery, body, int(time.time())),
                 content=body,
                 deadline_seconds=DEADLINE_SECONDS,
                 max_response_bytes=MAX_RESPONSE_BYTES,
@@ -112,8 +110,8 @@ def _judge(response: OutboundResponse) -> Verdict:
     if 200 <= status < 300:
         return Verdict("delivered", status, receiver_is_well=True)
     error = f"the receiver answered {status}"
-    if status == GONE:
-        return Verdict("gone", status, error, receiver_is_well=True)
+    if status == HTTPStatus.GONE:
+        return Verdict("given_up", status, error, receiver_is_well=True)
     if 300 <= status < 400:
         error += ": redirects are not followed"
     return Verdict(
@@ -121,5 +119,5 @@ def _judge(response: OutboundResponse) -> Verdict:
         status,
         error,
         retry_after=response.retry_after_seconds(datetime.now(UTC)),
-        receiver_is_well=status < 500 and status != TOO_MANY_REQUESTS,
+        receiver_is_well=status < 500 and status != HTTPStatus.TOO_MANY_REQUESTS,
     )

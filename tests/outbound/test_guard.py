@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.config import listed
 from app.outbound import AddressPolicy
 from app.outbound.addresses import rule_against, spelled_ipv4
 from app.outbound.urls import UrlInvalid, parse_url
@@ -338,10 +339,10 @@ def test_localhost_passes_the_static_check_once_any_entry_opens_it(allow: str) -
 
 
 def test_the_setting_is_a_comma_separated_list() -> None:
-    policy = AddressPolicy.from_setting(" 10.0.0.0/8, ,hooks.internal,")
+    policy = AddressPolicy(listed(" 10.0.0.0/8, ,hooks.internal,"))
     assert policy.refusal("10.0.0.1") is None
     assert policy.refusal("192.168.0.1", "hooks.internal") is None
-    assert AddressPolicy.from_setting("").refusal("10.0.0.1") == "private address"
+    assert AddressPolicy(listed("")).refusal("10.0.0.1") == "private address"
 
 
 @pytest.mark.parametrize(

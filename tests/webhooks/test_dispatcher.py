@@ -20,8 +20,7 @@ from app.store.database import Database
 from app.store.outbox import redeliver
 from app.store.settle import Settlement, settle
 from app.webhooks import circuit, dispatcher
-from app.webhooks.dispatcher import Dispatcher, host_of
-from app.webhooks.schedule import LADDER_SECONDS
+from app.webhooks.dispatcher import LADDER_SECONDS, Dispatcher, host_of
 from app.webhooks.send import Sender
 from tests.conftest import free_port
 from tests.outbound.receivers import Receiver, Visit
