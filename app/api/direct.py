@@ -1,19 +1,12 @@
-"""Routes without FastAPI's per-request machinery.
-
-Dependency solving and response models cost more than Postgres does (see docs/benchmarks.md). A direct
-route takes the Request and returns a ready Response; it is still a FastAPI route, so it stands in the
-OpenAPI document, written there by hand.
-"""
+"""What routes without FastAPI's per-request machinery read and answer with (docs/decisions/0014)."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
-from fastapi import APIRouter
-from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from app.errors import InvalidRequest
 from app.loops.off_loop import off_loop
@@ -25,23 +18,6 @@ encode = msgspec.json.Encoder().encode
 
 # A Response, or whatever else answers the way ASGI wants it: streams do it themselves.
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
-
-
-class DirectRoute(APIRoute):
-    def __init__(self, path: str, endpoint: Callable[..., Any], **more: Any) -> None:
-        # What the endpoint is annotated to return says nothing about the document.
-        super().__init__(path, endpoint, **{**more, "response_model": None})
-        handler = cast(Endpoint, endpoint)
-
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            response = await handler(Request(scope, receive, send))
-            await response(scope, receive, send)
-
-        self.app = app
-
-
-def direct_router(tag: str) -> APIRouter:
-    return APIRouter(route_class=DirectRoute, tags=[tag], default_response_class=Response)
 
 
 async def read_body(request: Request) -> bytes:

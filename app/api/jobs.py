@@ -25,27 +25,21 @@ from app.api.job_documents import Accepted, AcceptedJobs, JobPage, Outcome
 from app.api.job_documents import Job as Document
 from app.api.job_parameters import (
     DEFAULT_LIMIT,
-    METADATA,
     JobFilter,
     JobIdInPath,
     Limit,
     States,
     Wait,
-    decode_cursor,
     encode_cursor,
     next_link,
-    states_of,
     waiting,
 )
-from app.api.job_parameters import job_id_of as job_id_of  # noqa: PLC0414 - until all routes are declared
-from app.api.job_parameters import limit_of as limit_of  # noqa: PLC0414 - until all routes are declared
-from app.api.job_parameters import moment_of as moment_of  # noqa: PLC0414 - until all routes are declared
 from app.api.parameters import JsonBody, Server, Tenant
 from app.api.render import job_document
 from app.api.routes import ETAG, LINK, LOCATION, Answer, AnswerHeader, AnyOf, Content, Reply, Routes, Scope
 from app.errors import InvalidTransition, NotFound
 from app.jobs.states import TERMINAL, State
-from app.jobs.submission import NO_NUL, JobRequest, NewJob, invalid, parse_job
+from app.jobs.submission import NO_NUL, JobRequest, NewJob, parse_job
 from app.loops.off_loop import off_loop
 from app.store import idempotency, read, steer
 from app.store.idempotency import Submission
@@ -360,37 +354,3 @@ async def _live_document(house: House, job: Job) -> Document:
     position = await read.queue_position(house.database, job)
     unwanted = await house.claimers.missing([job])
     return job_document(job, queue_position=position, unwanted_since=unwanted.get(job.id))
-
-
-# For the routes that are not declared yet.
-
-
-async def document_of(house: House, job_id: str, tenant: str) -> bytes:
-    return encode(await read_document(house, job_id, tenant))
-
-
-def filter_of(request: Request) -> tuple[Filter, int]:
-    query = request.query_params
-    for name, value in query.multi_items():
-        known = {"state", "queue", "kind", "model", "since", "until", "limit", "cursor"}
-        if name not in known and not name.startswith(METADATA):
-            raise invalid(name, "is not a known filter")
-        if "\0" in value or "\0" in name:
-            raise invalid(name.replace("\0", ""), "has a NUL character")
-    cursor = query.get("cursor")
-    wanted = Filter(
-        states=states_of(query.getlist("state")),
-        queue=query.get("queue"),
-        kind=query.get("kind"),
-        model=query.get("model"),
-        since=moment_of("since", query.get("since")),
-        until=moment_of("until", query.get("until")),
-        metadata={name.removeprefix(METADATA): query[name] for name in query if name.startswith(METADATA)},
-        before=decode_cursor(cursor) if cursor is not None else None,
-    )
-    return wanted, limit_of(query.get("limit"))
-
-
-async def page(request: Request, house: House, wanted: Filter, limit: int, name: str) -> Response:
-    jobs, cursor = await page_of(house, wanted, tenant_of(request), limit)
-    return json_response(encode({name: jobs, "next_cursor": cursor}), 200, next_link(request, cursor))

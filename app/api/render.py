@@ -3,8 +3,6 @@
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
-import msgspec
-import orjson
 from msgspec import Raw
 
 from app.api.job_documents import Artifact, ClaimedJob, Timings, Trace
@@ -100,15 +98,3 @@ def _timings(job: JobSummary) -> Timings:
         now = max(0.0, (datetime.now(UTC) - job.entered_at).total_seconds())
         setattr(spent, phase, round(getattr(job, phase) + now, 6))
     return spent
-
-
-# For the routes that are not declared yet.
-
-
-def dump(document: Any) -> bytes:
-    """As JSON; rows of the store may be parts of the document as they are."""
-    return orjson.dumps(document, msgspec.structs.asdict, orjson.OPT_UTC_Z)
-
-
-def raw(text: str | None) -> orjson.Fragment | None:
-    return None if text is None else orjson.Fragment(text)
