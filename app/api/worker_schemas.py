@@ -5,13 +5,14 @@ import random
 from typing import Annotated, Any, Literal
 
 import msgspec
-import orjson
 from msgspec import Meta
 
 from app.dialects.usage import MAX_SECONDS, MAX_TOKENS
+from app.engine.settler import as_settlement as outcome_settlement
 from app.errors import InvalidRequest
 from app.jobs import verbatim
-from app.jobs.retry import defer_delay, jitter
+from app.jobs.outcomes import Deferred, Failed, JobError, Outcome, Released, Retry, Succeeded
+from app.jobs.retry import defer_delay
 from app.jobs.states import Verb
 from app.jobs.submission import NO_NUL, Name, Seconds, explain, invalid
 from app.store.settle import Settlement
@@ -158,6 +159,7 @@ SHAPES: dict[str, type[_Settling]] = {
     "release": ReleaseRequest,
     "defer": DeferRequest,
 }
+_VERBS = {shape: verb for verb, shape in SHAPES.items()}
 BULK_VERBS = sorted(SHAPES.keys() - {"logs"})
 MAX_SETTLEMENTS = 1000
 
@@ -194,54 +196,26 @@ def fingerprint(verb: str, body: bytes) -> str:
 
 def as_settlement(job_id: str, request: _Settling, body: bytes) -> Settlement:
     """Each request that settles is exactly one verb of the store."""
-    token = request.lease_token
+    if isinstance(request, StartRequest):
+        return Settlement(job_id, request.lease_token, Verb.START)
+    settlement = outcome_settlement(job_id, request.lease_token, _outcome(request))
+    settlement.fingerprint = fingerprint(_VERBS[type(request)], body)
+    return settlement
+
+
+def _outcome(request: _Settling) -> Outcome:
     match request:
-        case CompleteRequest(result=result, usage_text=usage):
-            return Settlement(
-                job_id,
-                token,
-                Verb.COMPLETE,
-                result=bytes(result).decode(),
-                usage=usage,
-                fingerprint=fingerprint("complete", body),
-            )
-        case FailRequest(error=error, retryable=retryable, retry_in_seconds=delay):
-            document = {"code": error.code, "message": error.message, "retryable": retryable}
-            return Settlement(
-                job_id,
-                token,
-                Verb.RETRY if retryable else Verb.FAIL,
-                error=orjson.dumps(document).decode(),
-                delay_seconds=delay if retryable else None,
-                jitter=jitter(_dice()),
-                fingerprint=fingerprint("fail", body),
-            )
-        case DeferRequest(delay_seconds=delay, reason=reason):
-            return Settlement(
-                job_id,
-                token,
-                Verb.DEFER,
-                delay_seconds=defer_delay(0, _dice()) if delay is None else delay,
-                reason=reason,
-                fingerprint=fingerprint("defer", body),
-            )
-        case ReleaseRequest(delay_seconds=delay, reason=reason):
-            return Settlement(
-                job_id,
-                token,
-                Verb.RELEASE,
-                delay_seconds=delay,
-                reason=reason,
-                fingerprint=fingerprint("release", body),
-            )
-        case StartRequest():
-            return Settlement(job_id, token, Verb.START)
+        case CompleteRequest():
+            return Succeeded(bytes(request.result).decode(), request.usage_text)
+        case FailRequest(error=said, retryable=retryable):
+            error = JobError(said.code, said.message, retryable)
+            return Retry(error, request.retry_in_seconds) if retryable else Failed(error)
+        case DeferRequest(delay_seconds=delay):
+            return Deferred(defer_delay(0, random.random()) if delay is None else delay, request.reason)
+        case ReleaseRequest():
+            return Released(request.reason, request.delay_seconds)
     raise TypeError(f"{type(request).__name__} settles nothing")
 
 
 def _plain(number: float | None) -> float | int | None:
     return int(number) if number is not None and number.is_integer() else number
-
-
-def _dice() -> float:
-    return random.random()

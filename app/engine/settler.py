@@ -74,13 +74,7 @@ def as_settlement(job_id: str, lease_token: str, outcome: Outcome) -> Settlement
     """Each outcome is exactly one verb."""
     match outcome:
         case Succeeded(result, usage):
-            return Settlement(
-                job_id,
-                lease_token,
-                Verb.COMPLETE,
-                result=result,
-                usage=orjson.dumps(usage).decode() if usage else None,
-            )
+            return Settlement(job_id, lease_token, Verb.COMPLETE, result=result, usage=usage)
         case Failed(error):
             return Settlement(job_id, lease_token, Verb.FAIL, error=error_json(error))
         case Retry(error, delay_seconds):
@@ -101,8 +95,8 @@ def as_settlement(job_id: str, lease_token: str, outcome: Outcome) -> Settlement
                 reason=reason,
                 error=error_json(error) if error else None,
             )
-        case Released(reason):
-            return Settlement(job_id, lease_token, Verb.RELEASE, reason=reason)
+        case Released(reason, delay_seconds):
+            return Settlement(job_id, lease_token, Verb.RELEASE, reason=reason, delay_seconds=delay_seconds)
         case Cancelled(reason):
             return Settlement(job_id, lease_token, Verb.CANCEL, reason=reason)
 

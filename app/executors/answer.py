@@ -1,7 +1,6 @@
 """A target's answer on its way to the job: translated into its dialect, told as it comes, kept whole."""
 
 from datetime import UTC, datetime
-from typing import Any
 
 import msgspec
 
@@ -54,7 +53,7 @@ class TargetAnswer:
     def outcome(self) -> Succeeded:
         """Raises IncompleteAnswer when something is missing."""
         response = self._dialect.identified(self._kind, self._folder.response(), self._job_id)
-        usage: dict[str, Any] = dict(self._meter.usage())
+        usage = msgspec.json.encode(self._meter.usage()).decode()
         return Succeeded(msgspec.json.encode(response).decode(), usage)
 
     def _tell(self, frame: Frame) -> None:

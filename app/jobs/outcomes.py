@@ -1,7 +1,6 @@
-"""What a run of a job can come to. Executors return one of these; each maps to one store verb."""
+"""What a run can come to: what executors return and workers over HTTP say. Each is one verb of the store."""
 
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,10 +14,10 @@ class JobError:
 
 @dataclass(frozen=True, slots=True)
 class Succeeded:
-    """→ complete. `result` is JSON text, kept verbatim."""
+    """→ complete. Both are JSON text; the result is kept verbatim."""
 
     result: str
-    usage: dict[str, Any] | None = None
+    usage: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +40,16 @@ class Deferred:
     """→ defer: nobody's fault (target away or busy), no attempt spent."""
 
     delay_seconds: float
-    reason: str
+    reason: str | None
     error: JobError | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """→ release: the worker is shutting down."""
+    """→ release: somebody else is to run it, and no attempt was spent."""
 
-    reason: str = "worker_shutdown"
+    reason: str | None = "worker_shutdown"
+    delay_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ ERROR = JobError("broken", "It broke.", retryable=True)
     ("outcome", "verb", "fields"),
     [
         (Succeeded('{"a":1.0}'), Verb.COMPLETE, {"result": '{"a":1.0}'}),
-        (Succeeded("1", {"t": 2}), Verb.COMPLETE, {"result": "1", "usage": '{"t":2}'}),
+        (Succeeded("1", '{"t":2}'), Verb.COMPLETE, {"result": "1", "usage": '{"t":2}'}),
         (Failed(ERROR), Verb.FAIL, {}),
         (Retry(ERROR), Verb.RETRY, {"delay_seconds": None}),
         (Retry(ERROR, 3.5), Verb.RETRY, {"delay_seconds": 3.5}),
