@@ -225,11 +225,7 @@ def _has_good_ports(url: str) -> bool:
         behind = host.rpartition("]")[2]
         if not host.startswith("/") and behind.count(":") == 1:
             ports.append(behind.partition(":")[2])
-    return all(port == "" or _is_port(port) for port in ports)
-
-
-def _is_port(text: str) -> bool:
-    return re.fullmatch("[0-9]{1,5}", text) is not None and 1 <= int(text) <= 65535
+    return all(re.fullmatch("[0-9]{0,5}", port) and 1 <= int(port or 1) <= 65535 for port in ports)
 
 
 def is_loopback(host: str) -> bool:

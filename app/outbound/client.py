@@ -14,7 +14,7 @@ from app.outbound.headers import METHODS, Headers, check_headers, is_replayable,
 from app.outbound.pool import ConnectionPool
 from app.outbound.resolve import Resolver, ThreadResolver
 from app.outbound.response import OutboundResponse
-from app.outbound.stream import Call, OutboundStream
+from app.outbound.stream import OutboundStream
 from app.outbound.urls import OutboundUrl, UrlInvalid, parse_url
 
 _VERDICT_SECONDS = 10.0
@@ -67,14 +67,15 @@ class GuardedClient:
         """
         headers = headers or {}
         parsed = self._admitted(method, url, headers)
-        call = Call(
+        return OutboundStream(
             url=parsed,
             request=request_head(method, parsed, headers, len(content)) + content,
             is_head=method == "HEAD",
             is_replayable=replayable or is_replayable(method, headers),
             idle_seconds=idle_seconds,
+            pool=self._pool,
+            dialer=self._dialer,
         )
-        return OutboundStream(call, self._pool, self._dialer)
 
     async def request(
         self,

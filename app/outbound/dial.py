@@ -123,14 +123,11 @@ def _default_ssl_context() -> ssl.SSLContext:
     """The system's authorities; those that come with certifi on a machine that has none."""
     context = ssl.create_default_context()
     paths = ssl.get_default_verify_paths()
-    stores: tuple[str | None, ...] = (paths.cafile, paths.capath)  # None when there is no such file or folder
-    if not any(store and _has_authorities(Path(store)) for store in stores):
+    # Either is None when there is no such file or folder.
+    stores = [Path(store) for store in (paths.cafile, paths.capath) if store]
+    if not any(store.is_file() or any(store.iterdir()) for store in stores):
         context.load_verify_locations(certifi.where())
     return context
-
-
-def _has_authorities(store: Path) -> bool:
-    return store.is_file() or any(store.iterdir())
 
 
 def _why_unreachable(error: OSError) -> str:

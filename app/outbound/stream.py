@@ -1,7 +1,7 @@
 """One call whose answer is read as it comes, or as a whole."""
 
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from app.outbound.connection import Connection
@@ -12,28 +12,24 @@ from app.outbound.response import OutboundResponse, first_value
 from app.outbound.urls import OutboundUrl
 
 
-@dataclass(slots=True)
-class Call:
-    """A request ready for the wire. `idle_seconds` is for how long nothing may come; None for any time."""
+@dataclass(slots=True, eq=False)
+class OutboundStream:
+    """`async with` sends the request and begins with the answer's head; leaving it early hangs up.
+
+    `idle_seconds` is for how long nothing may come; None for any time.
+    """
 
     url: OutboundUrl
     request: bytes
     is_head: bool
     is_replayable: bool
     idle_seconds: float | None
-
-
-class OutboundStream:
-    """`async with` sends the request and begins with the answer's head; leaving it early hangs up."""
-
-    def __init__(self, call: Call, pool: ConnectionPool, dialer: Dialer) -> None:
-        self.was_sent = False
-        self.status = 0
-        self.headers: Sequence[tuple[str, str]] = []  # in order, with lower-case names
-        self._call = call
-        self._pool = pool
-        self._dialer = dialer
-        self._connection: Connection  # from the moment it is entered
+    pool: ConnectionPool
+    dialer: Dialer
+    was_sent: bool = False
+    status: int = 0
+    headers: Sequence[tuple[str, str]] = ()  # in order, with lower-case names
+    _connection: Connection = field(init=False)  # from the moment it is entered
 
     def header(self, name: str) -> str | None:
         """The first value of a header, by its lower-case name."""
@@ -44,7 +40,7 @@ class OutboundStream:
 
         Raises OutboundTimeout when nothing comes for too long, AnswerCutError when it ends too soon.
         """
-        while (chunk := await self._connection.next_chunk(self._call.idle_seconds)) is not None:
+        while (chunk := await self._connection.next_chunk(self.idle_seconds)) is not None:
             yield chunk
 
     async def read(self, max_bytes: int) -> bytes:
@@ -53,15 +49,15 @@ class OutboundStream:
 
     async def whole(self, max_bytes: int) -> OutboundResponse:
         """The answer with its body, which is cut off at `max_bytes`."""
-        body, truncated = await self._connection.rest(max_bytes, self._call.idle_seconds)
+        body, truncated = await self._connection.rest(max_bytes, self.idle_seconds)
         return OutboundResponse(self.status, self.headers, body, truncated)
 
     async def __aenter__(self) -> "OutboundStream":
-        await self._pool.places.acquire()
+        await self.pool.places.acquire()
         try:
             self._connection = await self._answered()
         except BaseException:
-            self._pool.places.release()
+            self.pool.places.release()
             raise
         self.status = self._connection.status
         self.headers = self._connection.headers
@@ -70,25 +66,24 @@ class OutboundStream:
     async def __aexit__(
         self, _kind: type[BaseException] | None, _problem: BaseException | None, _trace: TracebackType | None
     ) -> None:
-        self._pool.put(self._call.url.origin, self._connection)
-        self._pool.places.release()
+        self.pool.put(self.url.origin, self._connection)
+        self.pool.places.release()
 
     async def _answered(self) -> Connection:
-        kept = self._pool.take(self._call.url.origin)
+        kept = self.pool.take(self.url.origin)
         if kept is not None:
             try:
                 await self._send(kept)
                 return kept
             except ConnectionDropped:
                 # The receiver hung up on the idle connection just as it was used: no answer to this call.
-                if not self._call.is_replayable:
+                if not self.is_replayable:
                     raise
                 self.was_sent = False
-        fresh = await self._dialer.connect(self._call.url)
+        fresh = await self.dialer.connect(self.url)
         await self._send(fresh)
         return fresh
 
     def _send(self, connection: Connection) -> Coroutine[None, None, None]:
-        call = self._call
         self.was_sent = True
-        return connection.send(call.request, is_head=call.is_head, idle_seconds=call.idle_seconds)
+        return connection.send(self.request, is_head=self.is_head, idle_seconds=self.idle_seconds)

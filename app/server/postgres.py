@@ -31,11 +31,8 @@ def database(settings: Settings) -> Iterator[tuple[Settings, EmbeddedPostgres | 
     postgres = EmbeddedPostgres(settings.data_dir)
     try:
         url = postgres.start()
-    except EmbeddedPostgresError as problem:
-        raise ServeError(str(problem)) from problem
-    try:
         yield for_development(settings.model_copy(update={"database_url": url})), postgres
-    except SettingsError as problem:
+    except (EmbeddedPostgresError, SettingsError) as problem:
         raise ServeError(str(problem)) from problem
     finally:
         postgres.stop()

@@ -22,6 +22,7 @@ of a byte cost more to read than a megabyte in one.
 """
 
 import asyncio
+from http import HTTPStatus
 from typing import Any
 
 import httptools
@@ -51,12 +52,6 @@ WHOLE_REQUEST_FACTOR = 10
 # How much of a chunked body is parsed at once, and with how many chunks in that the rest waits its turn.
 CHUNKED_AT_ONCE = 32 * 1024
 MANY_CHUNKS = 1000
-_REASONS = {
-    400: b"Bad Request",
-    405: b"Method Not Allowed",
-    408: b"Request Timeout",
-    431: b"Request Header Fields Too Large",
-}
 
 # Those who wait: requests for event streams, bodies in very small chunks.
 _STREAMS = Turns()
@@ -159,7 +154,7 @@ class PacedProtocol(HttpToolsProtocol):
             self._connection.throw_away(len(data))
         elif data.startswith(b"GET ") and EVENT_STREAM in data and self._is_idle():
             self._wait_with(data, 0)
-            _STREAMS.wait(self)
+            _STREAMS.wait(self.loop, self.read_on)
         else:
             self._read(data, 0)
 
@@ -205,7 +200,7 @@ class PacedProtocol(HttpToolsProtocol):
                     self._refuse(trailers_too_large())
                 elif self._chunks_seen > MANY_CHUNKS and start < end and not self.transport.is_closing():
                     self._wait_with(data, start)
-                    _CHUNKED.wait(self)
+                    _CHUNKED.wait(self.loop, self.read_on)
                     return
             elif self._answered():
                 start = self._read_head(data, start)
@@ -356,11 +351,11 @@ class PacedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ForemanError) -> None:
         """Say why, unless an answer is already on its way, and hang up."""
         if self._answered() or not self.cycle.response_started:
-            body = problem_body(error)
+            body, reason = problem_body(error), HTTPStatus(error.status).phrase.encode()
             REQUESTS.labels("other", NO_ROUTE, str(error.status)).observe(self.loop.time() - self._began)
             self.transport.write(
                 b"HTTP/1.1 %d %b\r\ncontent-type: application/problem+json\r\ncontent-length: %d\r\n"
-                b"connection: close\r\n\r\n%b" % (error.status, _REASONS[error.status], len(body), body)
+                b"connection: close\r\n\r\n%b" % (error.status, reason, len(body), body)
             )
         self.transport.close()
 
