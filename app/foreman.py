@@ -6,28 +6,28 @@ import socket
 import structlog
 
 from app import __version__
-from app.api.house import House
-from app.api.lines import Lines
+from app.api.open_streams import OpenStreams
+from app.api.services import Services
 from app.artifacts.store import ArtifactStore
 from app.config import Settings
-from app.engine.claimdesk import ClaimDesk
 from app.engine.claimers import Claimers
-from app.engine.dispatcher import Dispatcher
+from app.engine.disk_watch import DiskWatch
+from app.engine.event_writer import EventWriter
 from app.engine.intake import SubmissionChecks
 from app.engine.janitor import Janitor
 from app.engine.leases import Leases
-from app.engine.ledger import LedgerKeeper
 from app.engine.pools import Pool, is_llm_lane
-from app.engine.presence import PresenceBook
 from app.engine.queues import Queues
-from app.engine.room_watch import RoomWatch
-from app.engine.scribe import Scribe
+from app.engine.remote_claims import RemoteClaims
 from app.engine.settler import Settler
 from app.engine.sweeper import Sweeper
+from app.engine.target_dispatcher import TargetDispatcher
+from app.engine.usage_recorder import UsageRecorder
 from app.engine.worker import Worker
-from app.events.bulletin import Bulletin
-from app.events.feed import Feed
+from app.engine.worker_directory import WorkerDirectory
 from app.events.hub import Hub
+from app.events.live_output import LiveOutputs
+from app.events.shared_feed import SharedFeed
 from app.executors.echo import EchoExecutor
 from app.executors.http import HttpExecutor
 from app.executors.noop import NoopExecutor
@@ -36,10 +36,10 @@ from app.loops.housekeeping import Housekeeping
 from app.loops.parts import Parts, Resource
 from app.store.database import Database
 from app.store.migrate import newest_revision
-from app.store.workers import Presence
+from app.store.workers import WorkerReport
 from app.targets.config import from_environment
 from app.targets.registry import Registry
-from app.webhooks.dispatcher import Dispatcher as WebhookDispatcher
+from app.webhooks.deliverer import Deliverer
 from app.webhooks.outgoing import Outgoing
 from app.webhooks.send import Sender
 
@@ -72,8 +72,8 @@ class Foreman:
         checks = SubmissionChecks(self.outgoing.policy, self.webhook_client, self.outgoing.box)
         self.queues = Queues(self.database, self.hub, settings, checks)
         self.settler = Settler(self.database, self.hub)
-        self.feed = Feed(self.hub.nudge)
-        self.scribe = Scribe(self.database, self.hub, self.feed)
+        self.feed = LiveOutputs(self.hub.nudge)
+        self.event_writer = EventWriter(self.database, self.hub, self.feed)
         self.intake = self.queues.intake
         self.sweeper = Sweeper(
             self.database,
@@ -84,7 +84,7 @@ class Foreman:
         )
         self.artifacts = ArtifactStore(self.database, settings.artifacts_url)
         self.janitor = Janitor(self.database, self.artifacts, chatter_days=settings.chatter_days)
-        self.webhooks = WebhookDispatcher(
+        self.webhooks = Deliverer(
             self.database,
             self.hub,
             Sender(self.webhook_client, self.outgoing.box, self.outgoing.server_secrets, self.database),
@@ -102,10 +102,10 @@ class Foreman:
         )
         self.worker = None if settings.role == "api" else self._make_worker()
         self.dispatcher = None if self.worker is None else self._make_dispatcher(self.worker)
-        self.presence = PresenceBook(self.database)
+        self.worker_directory = WorkerDirectory(self.database)
         if self.worker:
-            self.presence.introduce(
-                Presence(
+            self.worker_directory.introduce(
+                WorkerReport(
                     DEFAULT_TENANT,
                     self.worker.name,
                     queues=["*"],
@@ -114,7 +114,7 @@ class Foreman:
                     version=__version__,
                 )
             )
-        claim_desk = ClaimDesk(
+        remote_claims = RemoteClaims(
             self.database,
             self.hub,
             self.queues.claims,
@@ -122,23 +122,22 @@ class Foreman:
             settings.poll_seconds,
             settings.lease_seconds,
         )
-        self.house = House(
+        self.services = Services(
             settings,
             self.database,
             self.hub,
             self.feed,
             self.intake,
             self.settler,
-            self.scribe,
+            self.event_writer,
             Leases(self.database),
-            claim_desk,
-            self.presence,
+            remote_claims,
+            self.worker_directory,
             newest_revision(),
-            Lines(settings.max_streams, settings.keep_alive_seconds),
-            Bulletin(self.database, settings.poll_seconds),
+            OpenStreams(settings.max_streams, settings.keep_alive_seconds),
+            SharedFeed(self.database, settings.poll_seconds),
             self.artifacts,
             self.queues,
-            self.webhooks,
             self.targets,
             Claimers(self.database),
         )
@@ -149,17 +148,17 @@ class Foreman:
                 *self.queues.parts,
                 self.sweeper,
                 self.targets,
-                LedgerKeeper(self.database),
-                RoomWatch(self.database),
+                UsageRecorder(self.database),
+                DiskWatch(self.database),
                 Housekeeping(),
                 self.janitor,
-                self.presence,
+                self.worker_directory,
                 Resource(self.http_client.aclose),
                 Resource(self.webhook_client.aclose),
                 self.webhooks,
-                Resource(self.scribe.drain),
+                Resource(self.event_writer.drain),
                 Resource(self.settler.drain),
-                Resource(claim_desk.drain),
+                Resource(remote_claims.drain),
                 Resource(self.intake.drain),
             ]
         )
@@ -183,7 +182,7 @@ class Foreman:
             self.database,
             self.hub,
             self.settler,
-            self.scribe,
+            self.event_writer,
             self.queues.claims,
             pools,
             name=f"{socket.gethostname()}:{os.getpid()}",
@@ -195,8 +194,8 @@ class Foreman:
     def _echo_accepts(self, lane: str) -> bool:
         return self.targets.is_empty and is_llm_lane(lane)
 
-    def _make_dispatcher(self, worker: Worker) -> Dispatcher:
-        return Dispatcher(
+    def _make_dispatcher(self, worker: Worker) -> TargetDispatcher:
+        return TargetDispatcher(
             self.database,
             self.hub,
             self.targets,

@@ -84,7 +84,7 @@ def create_app(settings: Settings) -> Edge:
         },
     )
     app.state.foreman = foreman
-    app.state.house = foreman.house
+    app.state.services = foreman.services
     is_worker = settings.role == "worker"
     routes = list(health.routes) if is_worker else ROUTES
     # Not include_router: that would match every request twice and bring back the machinery that

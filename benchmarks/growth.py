@@ -22,7 +22,7 @@ from app.embedded import EmbeddedPostgres
 from app.jobs.ids import new_id
 from app.jobs.states import Verb
 from app.jobs.submission import NewJob
-from app.store.claims import Claims, Seat
+from app.store.claims import Claimant, Claims
 from app.store.database import Database
 from app.store.enqueue import enqueue
 from app.store.idempotency import Submission
@@ -69,7 +69,7 @@ class Side:
         jobs = [NewJob(new_id(), "default", "default", "noop", "noop", PAYLOAD) for _ in range(BATCH)]
         await enqueue(self.database, [Submission([job]) for job in jobs])
         began = time.perf_counter()
-        claimed = await self.claims.claim("default", ["noop"], [Seat("bench", BATCH, 60)])
+        claimed = await self.claims.claim("default", ["noop"], [Claimant("bench", BATCH, 60)])
         took = time.perf_counter() - began
         assert len(claimed.answers) == BATCH
         done = [Settlement(job.id, job.lease_token, Verb.COMPLETE, result="null") for job in claimed.answers]

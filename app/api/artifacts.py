@@ -14,13 +14,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Send
 from starlette.types import Scope as ASGIScope
 
-from app.api.house import House
 from app.api.job_documents import Artifact
 from app.api.job_parameters import JobIdInPath
 from app.api.parameters import NameInPath, Server, Tenant
 from app.api.problems import problem_response
 from app.api.ranges import Slice, parse_range
 from app.api.routes import ETAG, Answer, AnswerHeader, Content, Reply, Routes, Scope
+from app.api.services import Services
 from app.errors import ForemanError, InvalidRequest, LeaseLost, NotFound, RangeNotSatisfiable, Unavailable
 from app.jobs.artifacts import COMPLETION, INLINE_LIMIT, RESULT, artifact, completion_type
 from app.jobs.results import completion
@@ -152,21 +152,21 @@ class _Body:
         return f'"{self._digest.hexdigest()[:32]}"'
 
 
-async def _take_in(house: House, request: Request, wanted: NewArtifact) -> NewArtifact:
+async def _take_in(services: Services, request: Request, wanted: NewArtifact) -> NewArtifact:
     """Put the bytes where they belong: small ones into the row, the others into the store."""
     body = _Body(request)
     first = await body.read(INLINE_LIMIT)
     small = body.complete and len(first) <= INLINE_LIMIT
     text = _as_text(first, wanted.content_type) if small else None
     location = None
-    if not (small and house.artifacts.in_database):
-        location = house.artifacts.new_location(wanted.job_id, wanted.name)
-        await store.begin_upload(house.database, location)
+    if not (small and services.artifacts.in_database):
+        location = services.artifacts.new_location(wanted.job_id, wanted.name)
+        await store.begin_upload(services.database, location)
         try:
-            await house.artifacts.write(location, body.rest(first))
+            await services.artifacts.write(location, body.rest(first))
         except BaseException as problem:
             with contextlib.suppress(Unavailable):
-                await store.abandon_upload(house.database, location)
+                await store.abandon_upload(services.database, location)
             # The store may have wrapped what went wrong with the body.
             raise (body.problem or problem) from problem
     data = first if location is None and text is None else None
@@ -185,11 +185,11 @@ def _as_text(data: bytes, content_type: str) -> str | None:
         return None
 
 
-async def _make_visible(house: House, taken: NewArtifact, token: str) -> Changes[bool]:
-    changes = await store.put(house.database, taken, token)
+async def _make_visible(services: Services, taken: NewArtifact, token: str) -> Changes[bool]:
+    changes = await store.put(services.database, taken, token)
     if not changes.answers:
         if taken.location is not None:
-            await store.abandon_upload(house.database, taken.location)
+            await store.abandon_upload(services.database, taken.location)
         raise LeaseLost("The lease was lost while the artifact was being uploaded.")
     return changes
 
@@ -263,14 +263,14 @@ async def get(
     return Given(server, found, wanted, headers)
 
 
-async def _find(house: House, job_id: str, name: str, tenant: str) -> Found:
+async def _find(services: Services, job_id: str, name: str, tenant: str) -> Found:
     if not is_name(name):
         raise NotFound("There is no such artifact.")
-    row = await store.get(house.database, job_id, name, tenant)
+    row = await store.get(services.database, job_id, name, tenant)
     if row is not None:
         data = row.data if row.content is None else row.content.encode()
         return Found(row.content_type, row.size, row.etag or f'"{row.size}"', data, row.location)
-    job = await get_job(house.database, job_id, tenant)
+    job = await get_job(services.database, job_id, tenant)
     if job is None:
         raise NotFound("There is no such job.")
     text, content_type = _of_result(job, name)
@@ -295,8 +295,8 @@ def _etags(given: str) -> set[str]:
 class Given(Response):
     """An artifact on its way out, piece by piece: none of it is held in memory as a whole."""
 
-    def __init__(self, house: House, found: Found, wanted: Slice, headers: dict[str, str]) -> None:
-        self._house = house
+    def __init__(self, services: Services, found: Found, wanted: Slice, headers: dict[str, str]) -> None:
+        self._services = services
         self._found = found
         self._wanted = wanted
         self.status_code = wanted.status
@@ -316,5 +316,5 @@ class Given(Response):
         if self._found.location is None:
             yield (self._found.data or b"")[start : start + length]
             return
-        async for piece in self._house.artifacts.read(self._found.location, start, length):
+        async for piece in self._services.artifacts.read(self._found.location, start, length):
             yield piece

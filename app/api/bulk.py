@@ -11,7 +11,6 @@ from msgspec import Meta
 from starlette.requests import Request
 
 from app.api.headers import prefer_wait
-from app.api.house import House
 from app.api.job_parameters import moment_of
 from app.api.operator_documents import (
     BulkAction,
@@ -23,6 +22,7 @@ from app.api.operator_documents import (
 )
 from app.api.parameters import JsonBody, Server, Tenant
 from app.api.routes import LOCATION, Answer, AnswerHeader, AnyOf, Reply, Routes, Scope
+from app.api.services import Services
 from app.errors import InvalidTransition, NotFound
 from app.jobs.ids import is_id
 from app.jobs.states import State
@@ -134,7 +134,7 @@ async def stop(server: Server, tenant: Tenant, operation: OperationInPath) -> Bu
 
 
 async def run_bulk(
-    house: House, tenant: str, action: BulkAction, wanted: BulkRequest, wait: int | None
+    services: Services, tenant: str, action: BulkAction, wanted: BulkRequest, wait: int | None
 ) -> Answer[BulkCount | BulkOperation]:
     """Count (dry run), or begin and answer at once; with `Prefer: wait=N` when it is done, if in time."""
     matching = _filter(wanted.filter)
@@ -143,14 +143,14 @@ async def run_bulk(
         raise invalid("filter.state", f"{action} works on jobs that are {works_on}")
     if wanted.dry_run:
         # Without a limit to its time it comes to an end.
-        matched = cast(int, await bulk.count(house.database, action, matching, tenant))
+        matched = cast(int, await bulk.count(services.database, action, matching, tenant))
         return Answer(BulkCount(action=action, dry_run=True, matched=matched), 200)
-    begun = await bulk.begin(house.database, action, matching, tenant)
-    house.hub.announce(begun)
+    begun = await bulk.begin(services.database, action, matching, tenant)
+    services.hub.announce(begun)
     [operation] = begun.answers
     headers = {"location": f"/bulk-operations/{operation.id}"}
     if wait is not None:
-        operation = await _wait_until_done(house, operation, tenant, wait)
+        operation = await _wait_until_done(services, operation, tenant, wait)
         if operation.state != "running":
             headers["preference-applied"] = f"wait={wait}"
             return Answer(_document(operation), 200, headers)
@@ -158,12 +158,12 @@ async def run_bulk(
 
 
 async def _wait_until_done(
-    house: House, operation: bulk.Operation, tenant: str, seconds: float
+    services: Services, operation: bulk.Operation, tenant: str, seconds: float
 ) -> bulk.Operation:
     ends = time.monotonic() + seconds
-    while operation.state == "running" and time.monotonic() < ends and not house.hub.closing:
+    while operation.state == "running" and time.monotonic() < ends and not services.hub.closing:
         await asyncio.sleep(LOOK_SECONDS)
-        operation = await bulk.get(house.database, operation.id, tenant) or operation
+        operation = await bulk.get(services.database, operation.id, tenant) or operation
     return operation
 
 

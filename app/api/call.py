@@ -8,8 +8,8 @@ from starlette.requests import Request
 
 from app.api.direct import read_body
 from app.api.headers import idempotency_key, trace_of
-from app.api.house import House, tenant_of
 from app.api.jobs import fingerprint_of
+from app.api.services import Services, tenant_of
 from app.dialects import Body, Dialect, Kind
 from app.errors import InvalidRequest
 from app.jobs import verbatim
@@ -31,9 +31,9 @@ class Call:
     fingerprint: bytes | None
 
 
-async def read_call(request: Request, house: House, kind: Kind, dialect: Dialect) -> Call:
+async def read_call(request: Request, services: Services, kind: Kind, dialect: Dialect) -> Call:
     body = await read_body(request)
-    asked = await off_loop(len(body), _parse, body, kind, dialect, house.settings.max_json_depth)
+    asked = await off_loop(len(body), _parse, body, kind, dialect, services.settings.max_json_depth)
     fields = Extensions(
         kind=kind,
         queue=_queue(request),

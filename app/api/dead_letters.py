@@ -7,7 +7,6 @@ from pydantic import BeforeValidator
 from starlette.requests import Request
 
 from app.api.bulk import BULK_ANSWERS, BULK_ERRORS, BulkRequest, PreferWait, run_bulk
-from app.api.house import House
 from app.api.job_documents import DeadLetterPage
 from app.api.job_documents import Job as Document
 from app.api.job_parameters import DEFAULT_LIMIT, JobFilter, JobIdInPath, Limit, next_link
@@ -15,12 +14,13 @@ from app.api.jobs import page_of, read_document
 from app.api.operator_documents import BulkCount, BulkOperation
 from app.api.parameters import JsonBody, Server, Tenant
 from app.api.routes import LINK, Answer, Reply, Routes, Scope
+from app.api.services import Services
 from app.errors import InvalidTransition, NotFound
 from app.jobs.shapes import decode
 from app.jobs.states import State
 from app.jobs.submission import invalid
 from app.jobs.verbatim import members
-from app.store import read, steer
+from app.store import control, read
 
 routes = Routes("operators")
 
@@ -94,7 +94,7 @@ async def dismiss_many(
     errors=(404, 409),
 )
 async def replay(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document:
-    changes = await steer.revive(server.database, [job_id], tenant)
+    changes = await control.revive(server.database, [job_id], tenant)
     if not changes.answers:
         raise await _refusal(server, job_id, tenant)
     server.hub.announce(changes)
@@ -109,15 +109,15 @@ async def replay(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Documen
     errors=(404, 409),
 )
 async def dismiss(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document:
-    changes = await steer.dismiss(server.database, [job_id], tenant)
+    changes = await control.dismiss(server.database, [job_id], tenant)
     if not changes.answers:
         raise await _refusal(server, job_id, tenant)
     server.hub.announce(changes)
     return await read_document(server, job_id, tenant)
 
 
-async def _refusal(house: House, job_id: str, tenant: str) -> Exception:
-    job = await read.get_job(house.database, job_id, tenant)
+async def _refusal(services: Services, job_id: str, tenant: str) -> Exception:
+    job = await read.get_job(services.database, job_id, tenant)
     if job is None:
         return NotFound("There is no such job.")
     return InvalidTransition(f"Only a failed job is a dead letter; this one is {job.state}.", state=job.state)

@@ -18,10 +18,10 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from app.api.body import SMALL_BYTES, Body, InFlight
-from app.api.entrance import EVENT_STREAM, Entrance
 from app.api.guard import Guard, check_host
 from app.api.problems import error_response
 from app.api.routes import Route
+from app.api.stream_routes import EVENT_STREAM, StreamRoutes
 from app.errors import ForemanError
 from app.telemetry import BODY_BYTES, NO_ROUTE, REQUESTS
 
@@ -69,7 +69,7 @@ class Edge:
         self._hot_routes = {
             (route.method, route.path): route for route in routes if route.hot and "{" not in route.path
         }
-        self._entrance = Entrance(app, [route for route in routes if route.stream])
+        self._stream_routes = StreamRoutes(app, [route for route in routes if route.stream])
         # While the server starts: why it is not ready. What is in ALWAYS_OPEN is answered all the same.
         self.not_yet: ForemanError | None = None
         self._timers: dict[tuple[str, str, int], Any] = {}
@@ -128,9 +128,9 @@ class Edge:
             scope["route"] = route
             response = await route.endpoint(Request(scope, receive, send))
             await response(scope, receive, send)
-        elif streams and (route := self._entrance.find(scope)) is not None:
+        elif streams and (route := self._stream_routes.find(scope)) is not None:
             scope["route"] = route
-            await self._entrance.let_in(route.endpoint, scope, receive, send)
+            await self._stream_routes.let_in(route.endpoint, scope, receive, send)
         else:
             await self.app(scope, receive, send)
 

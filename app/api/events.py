@@ -14,12 +14,12 @@ from starlette.types import Scope as ASGIScope
 
 from app.api.direct import json_response
 from app.api.headers import query_wait
-from app.api.house import House, house_of, tenant_of
 from app.api.job_documents import EventPage, Posted
 from app.api.job_parameters import JobIdInPath, job_id_of, waiting
-from app.api.lines import Line, is_stream, open_line
+from app.api.open_streams import OpenStream, is_stream, open_stream
 from app.api.parameters import JsonBody, Server, Tenant, query_names
 from app.api.routes import Reply, Routes, Scope
+from app.api.services import Services, services_of, tenant_of
 from app.errors import JobTerminal, NotFound, Unavailable
 from app.events.hub import Watch
 from app.events.sse import COMMENT, event_json, page_frames
@@ -77,15 +77,17 @@ def _of_read(
     stream=True,
 )
 async def read(request: Request) -> ASGIApp:
-    house = house_of(request)
+    services = services_of(request)
     check_query(request, _READ_QUERY)
     types = parse_types(request.query_params.get("types"))
     wait = query_wait(request)
     if wants_stream(request):
         after, resumes = stream_cursor(request)
-        return EventStream(house, Want(job_id_of(request), after, types), tenant_of(request), resumes=resumes)
+        return EventStream(
+            services, Want(job_id_of(request), after, types), tenant_of(request), resumes=resumes
+        )
     want = Want(job_id_of(request), parse_after(request), types, PAGE_ROWS, PAGE_BYTES)
-    page = await _wait_for_events(house, want, tenant_of(request), wait)
+    page = await _wait_for_events(services, want, tenant_of(request), wait)
     events = b",".join([event_json(event) for event in page.events])
     return json_response(b'{"events":[%b],"next_after":%d}' % (events, page.next_after))
 
@@ -93,14 +95,14 @@ async def read(request: Request) -> ASGIApp:
 _READ_QUERY = query_names(_of_read)
 
 
-async def _wait_for_events(house: House, want: Want, tenant: str, seconds: float) -> Page:
+async def _wait_for_events(services: Services, want: Want, tenant: str, seconds: float) -> Page:
     """The next page as soon as there is one, or an empty one when the time is over or nothing can come."""
     ends = time.monotonic() + seconds
-    with house.hub.watch(want.job_id) as watch:
+    with services.hub.watch(want.job_id) as watch:
         while True:
-            page = visible(await house.hub.log.read(want), want, tenant)
+            page = visible(await services.hub.log.read(want), want, tenant)
             left = ends - time.monotonic()
-            if page.events or page.state in TERMINAL or left <= 0 or house.hub.closing:
+            if page.events or page.state in TERMINAL or left <= 0 or services.hub.closing:
                 return page
             want = replace(want, after=page.next_after)
             await watch.changed(page.seq, left)
@@ -117,57 +119,57 @@ def visible(page: Page | None, want: Want, tenant: str) -> Page:
 class EventStream:
     """The log as server-sent events: all of it after the cursor, then live, until the job has ended."""
 
-    def __init__(self, house: House, want: Want, tenant: str, *, resumes: bool) -> None:
-        self._house = house
+    def __init__(self, services: Services, want: Want, tenant: str, *, resumes: bool) -> None:
+        self._services = services
         self._want = want
         self._tenant = tenant
         self._resumes = resumes
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         is_stream(scope)
-        hub, lines = self._house.hub, self._house.lines
-        with lines.line("events"), hub.watch(self._want.job_id) as watch:
+        hub, streams = self._services.hub, self._services.streams
+        with streams.place("events"), hub.watch(self._want.job_id) as watch:
             page = visible(await hub.log.read(self._want), self._want, self._tenant)
             if self._resumes and page.state in TERMINAL and page.is_last and not page.events:
                 # The standard's way to tell a browser not to come back.
                 await Response(status_code=204)(scope, receive, send)
                 return
-            async with open_line(receive, send, EVENT_STREAM, watch.ring) as line:
-                await self._follow(line, watch, page)
+            async with open_stream(receive, send, EVENT_STREAM, watch.ring) as stream:
+                await self._follow(stream, watch, page)
 
-    async def _follow(self, line: Line, watch: Watch, page: Page) -> None:
-        hub, lines = self._house.hub, self._house.lines
-        quiet = lines.first_quiet()
+    async def _follow(self, stream: OpenStream, watch: Watch, page: Page) -> None:
+        hub, streams = self._services.hub, self._services.streams
+        quiet = streams.first_quiet()
         while True:
             if page.events:
-                await line.say(page_frames(page))
+                await stream.say(page_frames(page))
             if page.is_last:
                 # By the state, not by the event: a revived job's log goes on behind its `failed`.
                 if page.state in TERMINAL or hub.closing:
                     return
                 # Silence needs no look at the log: whatever happens to the job, the watch is rung.
                 while not await watch.changed(page.seq, quiet):
-                    await line.say(COMMENT)
-                    quiet = lines.keep_alive_seconds
-            if line.gone:
+                    await stream.say(COMMENT)
+                    quiet = streams.keep_alive_seconds
+            if stream.gone:
                 return
-            following = await self._next(line, watch, page)
+            following = await self._next(stream, watch, page)
             if following is None:
                 return
             page = following
 
-    async def _next(self, line: Line, watch: Watch, page: Page) -> Page | None:
+    async def _next(self, stream: OpenStream, watch: Watch, page: Page) -> Page | None:
         """The following page; None when the job was deleted, or the reader or the server is leaving."""
         want = replace(self._want, after=page.next_after)
         while True:
             try:
-                return await self._house.hub.log.read(want)
+                return await self._services.hub.log.read(want)
             except Unavailable:
                 # The reader keeps its place; there is no reason to send it away.
                 await watch.changed(page.seq, AWAY_SECONDS)
-                if line.gone or self._house.hub.closing:
+                if stream.gone or self._services.hub.closing:
                     return None
-                await line.say(COMMENT)
+                await stream.say(COMMENT)
 
 
 def wants_stream(request: Request) -> bool:
@@ -230,7 +232,7 @@ async def post(
     if page is None or page.tenant != tenant:
         raise NotFound("There is no such job.")
     payload = bytes(given.payload)
-    appended = await server.scribe.append(
+    appended = await server.event_writer.append(
         NewEvent(job_id, given.type, None if payload == b"null" else payload.decode())
     )
     if appended is None:

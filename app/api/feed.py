@@ -12,13 +12,13 @@ from starlette.types import Scope as ASGIScope
 from app.api.direct import json_response
 from app.api.events import AWAY_SECONDS, EVENT_STREAM, Types, WaitForEvents, check_query, wants_stream
 from app.api.headers import query_wait
-from app.api.house import House, house_of, tenant_of
 from app.api.job_documents import FeedPage
-from app.api.lines import Line, is_stream, open_line
+from app.api.open_streams import OpenStream, is_stream, open_stream
 from app.api.parameters import query_names
 from app.api.routes import Reply, Routes, Scope
+from app.api.services import Services, services_of, tenant_of
 from app.errors import Unavailable
-from app.events.bulletin import BulletinReader
+from app.events.shared_feed import SharedFeedReader
 from app.events.sse import COMMENT, event_json, frame
 from app.jobs.event_types import parse_types
 from app.jobs.submission import invalid
@@ -78,51 +78,53 @@ _QUERY = query_names(_of_feed)
     stream=True,
 )
 async def feed(request: Request) -> ASGIApp:
-    house = house_of(request)
+    services = services_of(request)
     check_query(request, _QUERY)
     wanted = Wanted(request)
     wait = query_wait(request)
     streams = wants_stream(request)
     given = (request.headers.get("last-event-id") if streams else None) or request.query_params.get("after")
-    place = await house.bulletin.newest() if given is None else _place(given)
-    reader = BulletinReader(house.bulletin, place)
+    place = await services.shared_feed.newest() if given is None else _place(given)
+    reader = SharedFeedReader(services.shared_feed, place)
     if streams:
-        return FeedStream(house, reader, wanted)
-    events = await _read(house, reader, wanted, wait)
+        return FeedStream(services, reader, wanted)
+    events = await _read(services, reader, wanted, wait)
     documents = b",".join([_json(event) for event in events])
     return json_response(b'{"events":[%b],"next_after":"%b"}' % (documents, _text(reader.place).encode()))
 
 
-async def _read(house: House, reader: BulletinReader, wanted: Wanted, seconds: float) -> list[FeedEvent]:
+async def _read(
+    services: Services, reader: SharedFeedReader, wanted: Wanted, seconds: float
+) -> list[FeedEvent]:
     ends = time.monotonic() + seconds
-    with house.hub.any_change(reader.alarm.ring):
+    with services.hub.any_change(reader.alarm.ring):
         while True:
             left = ends - time.monotonic()
             found = await reader.next(max(0.0, left))
             events = [event for event in found.events if wanted(event)] if found else []
-            if events or (found is None and (left <= 0 or house.hub.closing)):
+            if events or (found is None and (left <= 0 or services.hub.closing)):
                 return events
 
 
 class FeedStream:
     """The feed as server-sent events, for as long as the reader stays."""
 
-    def __init__(self, house: House, reader: BulletinReader, wanted: Wanted) -> None:
-        self._house = house
+    def __init__(self, services: Services, reader: SharedFeedReader, wanted: Wanted) -> None:
+        self._services = services
         self._reader = reader
         self._wanted = wanted
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         is_stream(scope)
         alarm = self._reader.alarm
-        with self._house.lines.line("feed"), self._house.hub.any_change(alarm.ring):
-            async with open_line(receive, send, EVENT_STREAM, alarm.ring) as line:
-                await self._follow(line)
+        with self._services.streams.place("feed"), self._services.hub.any_change(alarm.ring):
+            async with open_stream(receive, send, EVENT_STREAM, alarm.ring) as stream:
+                await self._follow(stream)
 
-    async def _follow(self, line: Line) -> None:
+    async def _follow(self, stream: OpenStream) -> None:
         spoke = time.monotonic()
-        keep_alive = self._house.lines.keep_alive_seconds
-        while not line.gone and not self._house.hub.closing:
+        keep_alive = self._services.streams.keep_alive_seconds
+        while not stream.gone and not self._services.hub.closing:
             try:
                 found = await self._reader.next(keep_alive)
             except Unavailable:
@@ -132,7 +134,7 @@ class FeedStream:
             if not frames and time.monotonic() - spoke >= keep_alive:
                 frames = [COMMENT]
             if frames:
-                await line.say(b"".join(frames))
+                await stream.say(b"".join(frames))
                 spoke = time.monotonic()
 
 

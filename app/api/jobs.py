@@ -20,7 +20,6 @@ from app.api.headers import (
     prefer_wait,
     trace_of,
 )
-from app.api.house import House, house_of, tenant_of
 from app.api.job_documents import Accepted, AcceptedJobs, JobPage, Outcome
 from app.api.job_documents import Job as Document
 from app.api.job_parameters import (
@@ -37,11 +36,12 @@ from app.api.job_parameters import (
 from app.api.parameters import JsonBody, Server, Tenant
 from app.api.render import job_document
 from app.api.routes import ETAG, LINK, LOCATION, Answer, AnswerHeader, AnyOf, Content, Reply, Routes, Scope
+from app.api.services import Services, services_of, tenant_of
 from app.errors import InvalidTransition, NotFound
 from app.jobs.states import TERMINAL, State
 from app.jobs.submission import NO_NUL, JobRequest, NewJob, parse_job
 from app.loops.off_loop import off_loop
-from app.store import idempotency, read, steer
+from app.store import control, idempotency, read
 from app.store.idempotency import Submission
 from app.store.job import Job
 from app.store.read import Filter
@@ -97,11 +97,11 @@ def _of_submit(
     hot=True,
 )
 async def submit(request: Request) -> Response:
-    house = house_of(request)
+    services = services_of(request)
     body = await read_body(request)
     tenant = tenant_of(request)
-    job = await off_loop(len(body), parse_job, body, tenant, house.settings.max_json_depth)
-    receipt = await house.intake.submit(await _submission(request, [job], body, tenant))
+    job = await off_loop(len(body), parse_job, body, tenant, services.settings.max_json_depth)
+    receipt = await services.intake.submit(await _submission(request, [job], body, tenant))
     job_id = receipt.job_ids[0]
     # Whoever waits now waits without it.
     del body, job
@@ -111,7 +111,7 @@ async def submit(request: Request) -> Response:
         headers["idempotency-replayed"] = "true"
     seconds = prefer_wait(request)
     if seconds is not None:
-        finished = await _wait_until_terminal(house, job_id, tenant, seconds)
+        finished = await _wait_until_terminal(services, job_id, tenant, seconds)
         if finished is not None and finished.state in TERMINAL:
             headers["preference-applied"] = f"wait={seconds}"
             return json_response(encode(job_document(finished)), 200, headers)
@@ -146,11 +146,11 @@ def _of_submit_batch(
     hot=True,
 )
 async def submit_batch(request: Request) -> Response:
-    house = house_of(request)
+    services = services_of(request)
     body = await read_body(request)
     tenant = tenant_of(request)
-    jobs = await off_loop(len(body), _parse_jobs, body, tenant, house.settings.max_json_depth)
-    receipt = await house.intake.submit(await _submission(request, jobs, body, tenant, batch=True))
+    jobs = await off_loop(len(body), _parse_jobs, body, tenant, services.settings.max_json_depth)
+    receipt = await services.intake.submit(await _submission(request, jobs, body, tenant, batch=True))
     answers = AcceptedJobs([_accepted(answer) for answer in receipt.each()])
     headers = {"idempotency-replayed": "true"} if receipt.replayed else None
     return json_response(encode(answers), 202, headers)
@@ -221,16 +221,16 @@ async def get_job(
     return Answer(await _live_document(server, job), headers=headers)
 
 
-async def _wait_until_terminal(house: House, job_id: str, tenant: str, seconds: float) -> Job | None:
+async def _wait_until_terminal(services: Services, job_id: str, tenant: str, seconds: float) -> Job | None:
     """The job as soon as it has ended, or as it is when the time is over. Holds no connection meanwhile."""
     if seconds <= 0:
-        return await read.get_job(house.database, job_id, tenant)
+        return await read.get_job(services.database, job_id, tenant)
     ends = time.monotonic() + seconds
-    with house.hub.watch(job_id) as watch:
+    with services.hub.watch(job_id) as watch:
         while True:
-            job = await read.get_job(house.database, job_id, tenant)
+            job = await read.get_job(services.database, job_id, tenant)
             left = ends - time.monotonic()
-            if job is None or job.state in TERMINAL or left <= 0 or house.hub.closing:
+            if job is None or job.state in TERMINAL or left <= 0 or services.hub.closing:
                 return job
             await watch.changed(job.seq, left)
 
@@ -260,11 +260,13 @@ async def list_jobs(
     return Answer(JobPage(jobs, cursor), headers=next_link(request, cursor))
 
 
-async def page_of(house: House, wanted: Filter, tenant: str, limit: int) -> tuple[list[Document], str | None]:
+async def page_of(
+    services: Services, wanted: Filter, tenant: str, limit: int
+) -> tuple[list[Document], str | None]:
     """One page of jobs, and the cursor of the next."""
-    found = await read.list_jobs(house.database, wanted, tenant, limit)
+    found = await read.list_jobs(services.database, wanted, tenant, limit)
     cursor = None if found.next_before is None else encode_cursor(found.next_before)
-    unwanted = await house.claimers.missing(found.jobs)
+    unwanted = await services.claimers.missing(found.jobs)
     return [job_document(job, unwanted_since=unwanted.get(job.id)) for job in found.jobs], cursor
 
 
@@ -294,10 +296,12 @@ async def cancel(
     return Answer(await read_document(server, job_id, tenant), 202 if cancelled[0].requested else 200)
 
 
-async def cancel_job(house: House, job_id: str, tenant: str, reason: str | None) -> list[steer.Cancel]:
+async def cancel_job(
+    services: Services, job_id: str, tenant: str, reason: str | None
+) -> list[control.Cancel]:
     """Cancel a job and its children; about the job itself first, nothing when there is no such job."""
-    changes = await steer.cancel(house.database, [job_id], tenant, reason)
-    house.hub.announce(changes)
+    changes = await control.cancel(services.database, [job_id], tenant, reason)
+    services.hub.announce(changes)
     return changes.answers
 
 
@@ -309,7 +313,7 @@ async def cancel_job(house: House, job_id: str, tenant: str, reason: str | None)
     errors=(404, 409),
 )
 async def retry(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document:
-    changes = await steer.revive(server.database, [job_id], tenant)
+    changes = await control.revive(server.database, [job_id], tenant)
     if not changes.answers:
         job = await _existing(server, job_id, tenant)
         raise InvalidTransition(
@@ -329,7 +333,7 @@ async def retry(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document
     errors=(404, 409),
 )
 async def delete(server: Server, tenant: Tenant, job_id: JobIdInPath) -> None:
-    changes = await steer.delete(server.database, [job_id], tenant)
+    changes = await control.delete(server.database, [job_id], tenant)
     if not changes.answers:
         job = await _existing(server, job_id, tenant)
         raise InvalidTransition(
@@ -338,19 +342,19 @@ async def delete(server: Server, tenant: Tenant, job_id: JobIdInPath) -> None:
     server.hub.announce(changes)
 
 
-async def _existing(house: House, job_id: str, tenant: str) -> Job:
-    job = await read.get_job(house.database, job_id, tenant)
+async def _existing(services: Services, job_id: str, tenant: str) -> Job:
+    job = await read.get_job(services.database, job_id, tenant)
     if job is None:
         raise NotFound("There is no such job.")
     return job
 
 
-async def read_document(house: House, job_id: str, tenant: str) -> Document:
-    return await _live_document(house, await _existing(house, job_id, tenant))
+async def read_document(services: Services, job_id: str, tenant: str) -> Document:
+    return await _live_document(services, await _existing(services, job_id, tenant))
 
 
-async def _live_document(house: House, job: Job) -> Document:
+async def _live_document(services: Services, job: Job) -> Document:
     """The job with what is found out while it is read; none of that moves its `seq`, and so its ETag."""
-    position = await read.queue_position(house.database, job)
-    unwanted = await house.claimers.missing([job])
+    position = await read.queue_position(services.database, job)
+    unwanted = await services.claimers.missing([job])
     return job_document(job, queue_position=position, unwanted_since=unwanted.get(job.id))

@@ -7,11 +7,11 @@ from starlette.responses import Response
 
 from app.api import surfaces
 from app.api.direct import read_body
-from app.api.house import House
 from app.api.inference import OLLAMA_ERRORS, AnyDocument, inference
 from app.api.parameters import Server
 from app.api.passthrough import answer
 from app.api.routes import Content, Reply, Routes, Scope
+from app.api.services import Services
 from app.dialects import DIALECTS, Frame, GarbledAnswer, parse_frame
 from app.errors import ForemanError
 from app.loops.off_loop import off_loop
@@ -26,9 +26,9 @@ MAX_SHOWN_BYTES = 8 * 1024 * 1024
 SHOW_SECONDS = 10.0
 
 
-def inventories(house: House) -> list[Inventory]:
+def inventories(services: Services) -> list[Inventory]:
     """What all targets have; the built-in echo while there is none."""
-    return [ECHO_INVENTORY] if house.targets.is_empty else house.targets.inventories
+    return [ECHO_INVENTORY] if services.targets.is_empty else services.targets.inventories
 
 
 @inference(routes, "/api/chat", "Chat, as Ollama does", DIALECT.stream_type)
@@ -124,9 +124,9 @@ async def show(request: Request, server: Server) -> AnyDocument | Response:
     return found or surfaces.unknown_model(DIALECT, model)
 
 
-async def _ask_target(house: House, model: str, body: bytes) -> Frame | None:
+async def _ask_target(services: Services, model: str, body: bytes) -> Frame | None:
     """From the target itself; when it is asleep, what it last said."""
-    serving = await house.targets.serving_surely(model)
+    serving = await services.targets.serving_surely(model)
     for target in serving.ready:
         if target.dialect is not DIALECT:
             continue
@@ -138,12 +138,12 @@ async def _ask_target(house: House, model: str, body: bytes) -> Frame | None:
                     return said
         except (OutboundError, GarbledAnswer):
             target.out_of_date()
-    return next((t.shown[model] for t in house.targets.targets if model in t.shown), None)
+    return next((t.shown[model] for t in services.targets.targets if model in t.shown), None)
 
 
-def _known(house: House, model: str) -> Frame | None:
+def _known(services: Services, model: str) -> Frame | None:
     """As far as the inventory alone can tell."""
-    entry = model_entry(inventories(house), model, DIALECT)
+    entry = model_entry(inventories(services), model, DIALECT)
     if entry is None:
         return None
     return {

@@ -9,7 +9,7 @@ from fastapi.params import Query
 from starlette.requests import Request
 
 from app.api.direct import read_body
-from app.api.house import House, house_of, tenant_of
+from app.api.services import Services, services_of, tenant_of
 from app.jobs.shapes import decode
 from app.jobs.submission import NAME, invalid
 from app.loops.off_loop import off_loop
@@ -17,16 +17,16 @@ from app.loops.off_loop import off_loop
 NAME_PATTERN = NAME.removesuffix(r"\Z") + "$"
 
 
-async def _house(request: Request) -> House:
+async def _services(request: Request) -> Services:
     # Asynchronous although it waits for nothing: FastAPI runs a plain function in a thread.
-    return house_of(request)
+    return services_of(request)
 
 
 async def _tenant(request: Request) -> str:
     return tenant_of(request)
 
 
-Server = Annotated[House, Depends(_house)]
+Server = Annotated[Services, Depends(_services)]
 Tenant = Annotated[str, Depends(_tenant)]
 
 # Described, not checked: what has another name is simply not there, or is refused in words of its own.
@@ -52,7 +52,7 @@ class JsonBody:
         body = await read_body(request)
         if not self.required and not body.strip():
             return self.shape()
-        return await off_loop(len(body), self._parse, body, house_of(request).settings.max_json_depth)
+        return await off_loop(len(body), self._parse, body, services_of(request).settings.max_json_depth)
 
 
 def query_names(declared: Callable[..., Any]) -> frozenset[str]:

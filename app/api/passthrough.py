@@ -21,9 +21,9 @@ from starlette.types import Receive, Scope, Send
 from app.api import surfaces
 from app.api.body import release_body
 from app.api.call import Call, read_call
-from app.api.house import House, house_of
 from app.api.jobs import cancel_job
-from app.api.lines import Line, answering
+from app.api.open_streams import OpenStream, answering
+from app.api.services import Services, services_of
 from app.dialects import AnswerWriter, Dialect, Kind
 from app.errors import ForemanError, Unavailable
 from app.events.follow import Ended, Ending, Followed, Follower, Output, Restarted
@@ -48,31 +48,31 @@ CLOSING = "the server is shutting down; ask again"
 
 async def answer(request: Request, kind: Kind, dialect: Dialect) -> Response:
     """The whole of a synchronous call."""
-    house = house_of(request)
+    services = services_of(request)
     try:
-        call = await read_call(request, house, kind, dialect)
-        if not await _is_known(house, call.job.model or ""):
+        call = await read_call(request, services, kind, dialect)
+        if not await _is_known(services, call.job.model or ""):
             return surfaces.unknown_model(dialect, call.job.model or "")
     except ForemanError as problem:
         return surfaces.refusal(dialect, problem)
-    return Waiting(house, call, lambda: release_body(request))
+    return Waiting(services, call, lambda: release_body(request))
 
 
-async def _is_known(house: House, model: str) -> bool:
-    if house.targets.is_empty:
+async def _is_known(services: Services, model: str) -> bool:
+    if services.targets.is_empty:
         return model.removesuffix(":latest") == ECHO_NAME
-    return not (await house.targets.serving_surely(model)).is_unknown
+    return not (await services.targets.serving_surely(model)).is_unknown
 
 
 class Waiting(Response):
     """The response that waits. It submits the job itself: a caller who is gone leaves nothing behind."""
 
-    def __init__(self, house: House, call: Call, release: Callable[[], None]) -> None:
+    def __init__(self, services: Services, call: Call, release: Callable[[], None]) -> None:
         """`release` is called when the body is in the database and needed no more."""
-        self._house = house
+        self._services = services
         self._call = call
         self._release = release
-        self._line: Line
+        self._stream: OpenStream
         self._job_id = ""
         self._submitting: asyncio.Future[Receipt] | None = None
         self._ended = False
@@ -80,9 +80,9 @@ class Waiting(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Refused before there is a job, when this process has its fill of streams.
-        with self._house.lines.line("answers") if self._call.streams else contextlib.nullcontext():
-            # A lambda, because the task is there only once there is a line.
-            async with answering(receive, send, lambda: talking.cancel()) as self._line:  # noqa: PLW0108
+        with self._services.streams.place("answers") if self._call.streams else contextlib.nullcontext():
+            # A lambda, because the task is there only once there is a stream.
+            async with answering(receive, send, lambda: talking.cancel()) as self._stream:  # noqa: PLW0108
                 talking = asyncio.ensure_future(self._talk())
                 try:
                     await asyncio.wait({talking})
@@ -96,9 +96,9 @@ class Waiting(Response):
                     talking.result()
 
     async def _talk(self) -> None:
-        house, call = self._house, self._call
+        services, call = self._services, self._call
         submission = Submission([call.job], call.job.tenant, call.key, call.fingerprint)
-        self._submitting = asyncio.ensure_future(house.intake.submit(submission))
+        self._submitting = asyncio.ensure_future(services.intake.submit(submission))
         try:
             # Not cut off by a caller who hangs up: what is on its way into the database is cancelled there.
             receipt = await asyncio.shield(self._submitting)
@@ -112,15 +112,15 @@ class Waiting(Response):
         self._release()
         try:
             if receipt.replayed:
-                await house.scribe.append(NewEvent(self._job_id, ATTACHED))
+                await services.event_writer.append(NewEvent(self._job_id, ATTACHED))
             await self._tell(self._follow(self._job_id, fresh=not receipt.replayed))
         except Unavailable as problem:
             await self._error(503, problem.detail)
 
     def _follow(self, job_id: str, *, fresh: bool = False) -> AsyncIterator[Followed]:
-        house = self._house
-        follower = Follower(house.database, house.hub, house.feed, job_id, self._call.job.tenant)
-        return follower.follow(house.settings.keep_alive_seconds, fresh=fresh)
+        services = self._services
+        follower = Follower(services.database, services.hub, services.feed, job_id, self._call.job.tenant)
+        return follower.follow(services.settings.keep_alive_seconds, fresh=fresh)
 
     async def _tell(self, following: AsyncIterator[Followed]) -> None:
         call, dialect = self._call, self._call.dialect
@@ -161,36 +161,36 @@ class Waiting(Response):
     # -- what is sent: the first of these decides how the answer begins ----------------------------------
 
     async def _say(self, data: bytes, *, last: bool = False) -> None:
-        if not self._line.begun:
+        if not self._stream.begun:
             await self._begin(200, self._call.dialect.stream_type)
-        await self._line.say(data, last=last)
+        await self._stream.say(data, last=last)
 
     async def _keep_alive(self, writer: AnswerWriter) -> None:
         if self._call.streams:
             await self._say(self._call.dialect.sign_of_life(writer, datetime.now(UTC)))
             return
         # Spaces before a JSON document mean nothing.
-        if not self._line.begun:
+        if not self._stream.begun:
             await self._begin(200, JSON)
-        await self._line.say(b" ")
+        await self._stream.say(b" ")
 
     async def _whole(self, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
-        if not self._line.begun:
+        if not self._stream.begun:
             await self._begin(status, JSON, *headers, (b"content-length", str(len(body)).encode()))
-        await self._line.say(body, last=True)
+        await self._stream.say(body, last=True)
 
     async def _error(self, status: int, message: str, code: str | None = None) -> None:
         dialect = self._call.dialect
         error = dialect.error(status, message, code=code)
-        if self._line.begun and self._call.streams:
+        if self._stream.begun and self._call.streams:
             await self._say(dialect.encode(error) + dialect.end_of_stream, last=True)
             return
         advice = (b"retry-after", b"1") if status in (429, 503) else (b"x-should-retry", b"false")
         await self._whole(status, msgspec.json.encode(error), advice)
 
     async def _refuse(self, response: Response) -> None:
-        await self._line.begin(response.status_code, response.raw_headers)
-        await self._line.say(bytes(response.body), last=True)
+        await self._stream.begin(response.status_code, response.raw_headers)
+        await self._stream.say(bytes(response.body), last=True)
 
     async def _begin(self, status: int, media_type: str, *headers: tuple[bytes, bytes]) -> None:
         common = [
@@ -198,7 +198,7 @@ class Waiting(Response):
             (b"x-foreman-job-id", self._job_id.encode()),
             (b"cache-control", b"no-cache"),
         ]
-        await self._line.begin(status, [*common, *headers])
+        await self._stream.begin(status, [*common, *headers])
 
     # -- when the caller is gone -------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class Waiting(Response):
 
     async def _cancel_unless_attached(self, job_id: str) -> None:
         """Whoever comes back says so in the job's log: it may be to another replica."""
-        log_reader = self._house.hub.log
+        log_reader = self._services.hub.log
         try:
             page = await log_reader.read(Want(job_id, 0, (ATTACHED,)))
             await asyncio.sleep(REATTACH_SECONDS)
@@ -229,7 +229,7 @@ class Waiting(Response):
 
     async def _cancel(self, job_id: str) -> None:
         try:
-            await cancel_job(self._house, job_id, self._call.job.tenant, "client_disconnected")
+            await cancel_job(self._services, job_id, self._call.job.tenant, "client_disconnected")
         except Unavailable:
             log.warning("passthrough.cancel_failed", job_id=job_id)
 

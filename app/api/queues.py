@@ -5,11 +5,11 @@ from typing import Annotated, Any, cast
 import orjson
 from fastapi import Depends, Path
 
-from app.api.house import House
 from app.api.operator_documents import Ages, Counts, Gate, Held, Queues, Rates
 from app.api.operator_documents import Queue as Document
 from app.api.parameters import JsonBody, NameInPath, Server
 from app.api.routes import Answer, Reply, Routes, Scope
+from app.api.services import Services
 from app.errors import InvalidRequest, NotFound
 from app.jobs.queue_settings import QueueSettings, in_force, load_settings, parse_settings
 from app.jobs.submission import is_name
@@ -112,18 +112,18 @@ async def get_key(
     return await keys.show_key(server.database, name, key)
 
 
-async def _read(house: House, name: str) -> Document:
-    found = await queues.list_queues(house.database, name=name)
+async def _read(services: Services, name: str) -> Document:
+    found = await queues.list_queues(services.database, name=name)
     if not found:
         raise NotFound("There is no such queue.")
-    return _document(house, found[0], (await house.queues.census.take()).get(name))
+    return _document(services, found[0], (await services.queues.census.take()).get(name))
 
 
-def _document(house: House, row: queues.Queue, count: QueueCount | None) -> Document:
+def _document(services: Services, row: queues.Queue, count: QueueCount | None) -> Document:
     count = count or QueueCount()
     paused = row.paused_at is not None
     return Document(
-        **in_force(orjson.loads(row.settings), house.queues.usual_retention),
+        **in_force(orjson.loads(row.settings), services.queues.usual_retention),
         name=row.name,
         paused=paused,
         paused_at=row.paused_at,

@@ -12,11 +12,11 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from app.api.events import EVENT_STREAM, check_query, wants_stream
-from app.api.house import House, house_of, tenant_of
 from app.api.job_parameters import job_id_of
-from app.api.lines import Line, is_stream, open_line
+from app.api.open_streams import OpenStream, is_stream, open_stream
 from app.api.parameters import query_names
 from app.api.routes import AnswerHeader, Reply, Routes, Scope
+from app.api.services import Services, services_of, tenant_of
 from app.dialects import DEFAULT_DIALECT, DIALECTS, Dialect, DialectName
 from app.dialects.framing import NDJSON
 from app.errors import ForemanError, NotFound, Unavailable
@@ -67,23 +67,23 @@ _QUERY = query_names(_of_stream)
     stream=True,
 )
 async def stream(request: Request) -> ASGIApp:
-    house = house_of(request)
+    services = services_of(request)
     check_query(request, _QUERY)
     dialect = DIALECTS.get(request.query_params.get("dialect", DEFAULT_DIALECT.name))
     if dialect is None:
         raise invalid("dialect", f"must be {' or '.join(DIALECTS)}")
     tenant = tenant_of(request)
-    job = await get_job(house.database, job_id_of(request), tenant)
+    job = await get_job(services.database, job_id_of(request), tenant)
     if job is None:
         raise NotFound("There is no such job.")
     if job.kind not in {"chat", "generate"}:
         raise invalid("job_id", f"a job of kind {job.kind} has no tokens to stream; read its events")
-    follower = Follower(house.database, house.hub, house.feed, job.id, tenant)
+    follower = Follower(services.database, services.hub, services.feed, job.id, tenant)
     resumed = request.headers.get("last-event-id")
     if resumed is not None:
         await follower.resume(*_place(resumed))
     tokens = TokenFrames(job, dialect, sse=wants_stream(request))
-    return TokenStream(house, job.id, follower, tokens)
+    return TokenStream(services, job.id, follower, tokens)
 
 
 def _place(given: str) -> tuple[int, int]:
@@ -124,8 +124,8 @@ class TokenFrames:
 class TokenStream:
     """What the job says, and exactly one frame that tells how it ended."""
 
-    def __init__(self, house: House, job_id: str, follower: Follower, tokens: TokenFrames) -> None:
-        self._house = house
+    def __init__(self, services: Services, job_id: str, follower: Follower, tokens: TokenFrames) -> None:
+        self._services = services
         self._job_id = job_id
         self._follower = follower
         self._tokens = tokens
@@ -134,16 +134,16 @@ class TokenStream:
         is_stream(scope)
         media_type = EVENT_STREAM if self._tokens.sse else NDJSON
         headers = [(b"x-foreman-job-id", self._job_id.encode())]
-        with self._house.lines.line("tokens"):
-            async with open_line(receive, send, media_type, self._follower.abandon, headers) as line:
+        with self._services.streams.place("tokens"):
+            async with open_stream(receive, send, media_type, self._follower.abandon, headers) as answer:
                 try:
-                    await self._relay(line)
+                    await self._relay(answer)
                 except (NotFound, Unavailable) as problem:
-                    await line.say(self._error(problem))
+                    await answer.say(self._error(problem))
 
-    async def _relay(self, line: Line) -> None:
+    async def _relay(self, answer: OpenStream) -> None:
         tokens = self._tokens
-        quiet = self._house.lines.keep_alive_seconds
+        quiet = self._services.streams.keep_alive_seconds
         async with contextlib.aclosing(self._follower.follow(quiet)) as following:
             async for each in following:
                 match each:
@@ -157,8 +157,8 @@ class TokenStream:
                     case Ended(job):
                         said = tokens.ended(job)
                 if said:
-                    await line.say(said)
-                if line.gone:
+                    await answer.say(said)
+                if answer.gone:
                     return
 
     def _error(self, problem: ForemanError) -> bytes:

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 from fastapi import Depends, Query
 from pydantic import BeforeValidator
 
-from app.api.house import House
 from app.api.operator_documents import Target as Document
 from app.api.operator_documents import Targets, UsageSums
 from app.api.parameters import JsonBody, KnownFilters, NameInPath, Server, Tenant
 from app.api.routes import Answer, Reply, Routes, Scope
+from app.api.services import Services
 from app.errors import Conflict, NotFound
 from app.jobs.shapes import decode
 from app.jobs.submission import invalid, is_name
@@ -83,12 +83,12 @@ async def delete_target(server: Server, name: NameInPath) -> None:
         raise NotFound("There is no such target.")
 
 
-def _refuse_configured(server: House, name: str) -> None:
+def _refuse_configured(server: Services, name: str) -> None:
     if server.targets.is_configured(name):
         raise Conflict("This target is made by the server's settings and can only be changed there.")
 
 
-def _found(server: House, name: str) -> Target:
+def _found(server: Services, name: str) -> Target:
     target = server.targets.get(name)
     if target is None:
         raise NotFound("There is no such target.")

@@ -14,13 +14,13 @@ from starlette.responses import Response
 from app.api import job_documents as documents
 from app.api.batches import parse_batch
 from app.api.direct import encode, json_response, read_as, read_body
-from app.api.house import House, house_of, tenant_of
 from app.api.job_documents import ClaimedJobs, SettlementAnswer, SettlementAnswers
 from app.api.job_parameters import job_id_of
 from app.api.operator_documents import Worker, Workers
 from app.api.parameters import Server, Tenant
 from app.api.render import claimed_document
 from app.api.routes import Content, Reply, Routes, Scope
+from app.api.services import Services, services_of, tenant_of
 from app.api.worker_schemas import (
     BULK_VERBS,
     MAX_SETTLEMENTS,
@@ -33,7 +33,7 @@ from app.api.worker_schemas import (
     SettlementHead,
     as_settlement,
 )
-from app.engine.claimdesk import AnyLane, Claimer, Lanes
+from app.engine.remote_claims import AnyLane, Claimer, Lanes
 from app.errors import LeaseLost, NotFound
 from app.jobs import verbatim
 from app.jobs.ids import is_id
@@ -43,11 +43,11 @@ from app.jobs.states import State
 from app.jobs.submission import invalid
 from app.loops.off_loop import off_loop
 from app.store import read
-from app.store.claims import Seat
+from app.store.claims import Claimant
 from app.store.events import NewEvent
 from app.store.job import LeasedJob
 from app.store.settle import Settled, note_late
-from app.store.workers import Presence, list_workers
+from app.store.workers import WorkerReport, list_workers
 
 routes = Routes("workers")
 
@@ -64,11 +64,11 @@ ALIVE_SECONDS = 120
     hot=True,
 )
 async def claim(request: Request) -> Response:
-    house = house_of(request)
-    wanted: ClaimRequest = await read_as(request, decode, ClaimRequest, house.settings.max_json_depth)
+    services = services_of(request)
+    wanted: ClaimRequest = await read_as(request, decode, ClaimRequest, services.settings.max_json_depth)
     tenant = tenant_of(request)
-    house.presence.saw(
-        Presence(
+    services.worker_directory.saw(
+        WorkerReport(
             tenant,
             wanted.worker,
             wanted.queues,
@@ -80,9 +80,9 @@ async def claim(request: Request) -> Response:
     claimer = Claimer(
         list(dict.fromkeys(wanted.queues)),
         _lanes(wanted, tenant),
-        Seat(wanted.worker, wanted.limit, wanted.lease_seconds or 0),
+        Claimant(wanted.worker, wanted.limit, wanted.lease_seconds or 0),
     )
-    claimed = await _claim_unless_gone(request, house, claimer, wanted.wait_seconds)
+    claimed = await _claim_unless_gone(request, services, claimer, wanted.wait_seconds)
     return json_response(encode(ClaimedJobs([claimed_document(job) for job in claimed])))
 
 
@@ -97,20 +97,20 @@ def _lanes(wanted: ClaimRequest, tenant: str) -> Lanes:
 
 
 async def _claim_unless_gone(
-    request: Request, house: House, claimer: Claimer, wait_seconds: float
+    request: Request, services: Services, claimer: Claimer, wait_seconds: float
 ) -> list[LeasedJob]:
     """Jobs for a claimer that hung up before its answer was ready go back to the queue at once."""
     watch = asyncio.create_task(_watch(request, claimer)) if wait_seconds > 0 else None
     claimed: list[LeasedJob] = []
     answers = False
     try:
-        claimed = await house.claim_desk.claim(claimer, wait_seconds)
+        claimed = await services.remote_claims.claim(claimer, wait_seconds)
         answers = not claimed or not await request.is_disconnected()
     finally:
         if watch is not None:
             watch.cancel()
         if not answers:
-            house.claim_desk.give_back(claimed)
+            services.remote_claims.give_back(claimed)
     return claimed if answers else []
 
 
@@ -128,11 +128,11 @@ def _settling_route(verb: str, summary: str, answer: type[msgspec.Struct]) -> No
     shape = SHAPES[verb]
 
     async def settle_one(request: Request) -> Response:
-        house = house_of(request)
+        services = services_of(request)
         job_id = job_id_of(request)
         body = await read_body(request)
-        wanted = await off_loop(len(body), decode, body, shape, house.settings.max_json_depth)
-        return json_response(encode(await _settle_one(house, job_id, verb, wanted, body)))
+        wanted = await off_loop(len(body), decode, body, shape, services.settings.max_json_depth)
+        return json_response(encode(await _settle_one(services, job_id, verb, wanted, body)))
 
     settle_one.__name__ = verb
     declare = routes.post(
@@ -162,13 +162,13 @@ _settling_route("release", "loading, working → queued; no attempt spent", docu
 _settling_route("defer", "loading, working → queued later; no attempt spent", documents.Settled)
 
 
-async def _settle_one(house: House, job_id: str, verb: str, wanted: Any, body: bytes) -> msgspec.Struct:
+async def _settle_one(services: Services, job_id: str, verb: str, wanted: Any, body: bytes) -> msgspec.Struct:
     match wanted:
         case HeartbeatRequest():
-            leases = await house.leases.renew([(job_id, wanted.lease_token)], [wanted.lease_seconds])
+            leases = await services.leases.renew([(job_id, wanted.lease_token)], [wanted.lease_seconds])
             lease = leases.get(job_id)
             if lease is None:
-                raise await _lost(house, job_id, verb)
+                raise await _lost(services, job_id, verb)
             return documents.Lease(
                 lease_expires_at=lease.expires_at,
                 cancel_requested=lease.cancel_requested,
@@ -176,13 +176,13 @@ async def _settle_one(house: House, job_id: str, verb: str, wanted: Any, body: b
             )
         case ProgressRequest() | LogsRequest():
             appended = await asyncio.gather(
-                *(house.scribe.append(event) for event in _events(job_id, wanted))
+                *(services.event_writer.append(event) for event in _events(job_id, wanted))
             )
             if appended[0] is None:
-                raise await _lost(house, job_id, verb)
+                raise await _lost(services, job_id, verb)
             return documents.Noted(job_id=job_id, seq=appended[-1].seq if appended[-1] else appended[0].seq)
         case _:
-            settled = await house.settler.settle(
+            settled = await services.settler.settle(
                 await off_loop(len(body), as_settlement, job_id, wanted, body)
             )
             if settled.state is None:
@@ -192,11 +192,11 @@ async def _settle_one(house: House, job_id: str, verb: str, wanted: Any, body: b
             return documents.Settled(job_id=job_id, state=State(settled.state))
 
 
-async def _lost(house: House, job_id: str, verb: str) -> Exception:
+async def _lost(services: Services, job_id: str, verb: str) -> Exception:
     """Tell what is the matter, and leave the late one's mark in the log."""
-    if not await read.exists(house.database, job_id):
+    if not await read.exists(services.database, job_id):
         return NotFound("There is no such job.")
-    house.hub.announce(await note_late(house.database, [(job_id, verb)]))
+    services.hub.announce(await note_late(services.database, [(job_id, verb)]))
     return LeaseLost()
 
 
@@ -219,12 +219,12 @@ def _events(job_id: str, wanted: ProgressRequest | LogsRequest) -> list[NewEvent
     hot=True,
 )
 async def settlements(request: Request) -> Response:
-    house = house_of(request)
+    services = services_of(request)
     body = await read_body(request)
-    entries = await off_loop(len(body), _parse_settlements, body, house.settings.max_json_depth)
+    entries = await off_loop(len(body), _parse_settlements, body, services.settings.max_json_depth)
     answers: dict[int, SettlementAnswer] = {}
     for wave in _waves(entries):
-        answers |= zip(wave, await _settle_wave(house, [entries[n] for n in wave]), strict=True)
+        answers |= zip(wave, await _settle_wave(services, [entries[n] for n in wave]), strict=True)
     return json_response(encode(SettlementAnswers([answers[n] for n in range(len(entries))])))
 
 
@@ -269,7 +269,7 @@ def _waves(entries: Sequence[_Entry]) -> list[list[int]]:
     return waves
 
 
-async def _settle_wave(house: House, entries: Sequence[_Entry]) -> list[SettlementAnswer]:
+async def _settle_wave(services: Services, entries: Sequence[_Entry]) -> list[SettlementAnswer]:
     """At most one entry per job: all that settle in one statement, renewals and progress each in one more."""
     answers: dict[str, SettlementAnswer] = {}
     beats = [each for each in entries if isinstance(each.wanted, HeartbeatRequest)]
@@ -277,12 +277,12 @@ async def _settle_wave(house: House, entries: Sequence[_Entry]) -> list[Settleme
     settling = [each for each in entries if not isinstance(each.wanted, HeartbeatRequest | ProgressRequest)]
     late: list[_Entry] = []
     if settling:
-        settled = await house.settler.settle_many(
+        settled = await services.settler.settle_many(
             [as_settlement(each.job_id, each.wanted, each.body) for each in settling]
         )
         answers |= {each.job_id: _settled_answer(each) for each in settled}
     if beats:
-        leases = await house.leases.renew(
+        leases = await services.leases.renew(
             [(each.job_id, each.wanted.lease_token) for each in beats],
             [each.wanted.lease_seconds for each in beats],
         )
@@ -300,7 +300,7 @@ async def _settle_wave(house: House, entries: Sequence[_Entry]) -> list[Settleme
                 )
     if notes:
         appended = await asyncio.gather(
-            *(house.scribe.append(_events(each.job_id, each.wanted)[0]) for each in notes)
+            *(services.event_writer.append(_events(each.job_id, each.wanted)[0]) for each in notes)
         )
         for each, done in zip(notes, appended, strict=True):
             if done is None:
@@ -309,7 +309,7 @@ async def _settle_wave(house: House, entries: Sequence[_Entry]) -> list[Settleme
                 answers[each.job_id] = SettlementAnswer(job_id=each.job_id, ok=True, seq=done.seq)
     if late:
         known = [(each.job_id, each.verb) for each in late if is_id(each.job_id)]
-        house.hub.announce(await note_late(house.database, known))
+        services.hub.announce(await note_late(services.database, known))
         answers |= {
             each.job_id: SettlementAnswer(job_id=each.job_id, ok=False, code=LeaseLost.code) for each in late
         }

@@ -1,4 +1,4 @@
-"""foreman queues: look at queues and steer them."""
+"""foreman queues: look at queues and control them."""
 
 from typing import Annotated, Any
 
@@ -9,7 +9,7 @@ from app.cli.output import rows_in
 from app.cli.session import CommandError, ListByDefault, Session, remote
 from app.cli.values import json_object, settings
 
-group = typer.Typer(name="queues", help="Look at queues and steer them.", cls=ListByDefault)
+group = typer.Typer(name="queues", help="Look at queues and control them.", cls=ListByDefault)
 
 Name = Annotated[str, typer.Argument(help="Name of the queue.", show_default=False)]
 SETTINGS = (

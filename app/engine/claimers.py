@@ -1,8 +1,8 @@
 """Claimers: who has lately asked for which kinds, so that a job that nobody would take says so.
 
 A hint for people, worked out when a job is read and never written: nothing depends on it. Read from the
-presence of all replicas' workers, at most every few seconds, and only when a job that could be claimed is
-looked at.
+table of workers, which all replicas fill, at most every few seconds, and only when a job that could be
+claimed is looked at.
 """
 
 import asyncio

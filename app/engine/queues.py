@@ -3,14 +3,14 @@
 from typing import Any
 
 from app.config import Settings
-from app.engine.bookkeeper import Bookkeeper
 from app.engine.bulk_runner import BulkRunner
-from app.engine.gatekeeper import Gatekeeper
 from app.engine.intake import Intake, SubmissionChecks
 from app.engine.promoter import Promoter
 from app.engine.pruner import Pruner
 from app.engine.reconciler import Reconciler
 from app.engine.scheduler import Scheduler
+from app.engine.settings_refresher import SettingsRefresher
+from app.engine.unblocker import Unblocker
 from app.events.hub import Hub
 from app.jobs.queue_settings import usual_retention
 from app.loops.parts import Part
@@ -35,9 +35,9 @@ class Queues:
         self.census = Census(database)
         self.claims = Claims(database, self.book)
         self.promoter = Promoter(database, hub, settings.poll_seconds)
-        self.gatekeeper = Gatekeeper(database, hub, self.book, settings.sweep_seconds)
+        self.unblocker = Unblocker(database, hub, self.book, settings.sweep_seconds)
         self.intake = Intake(database, hub, self.book, checks)
-        self.bookkeeper = Bookkeeper(database, hub, self.book)
+        self.settings_refresher = SettingsRefresher(database, hub, self.book)
         self.reconciler = Reconciler(database, hub, self.book, settings.sweep_seconds)
         self.usual_retention = usual_retention(settings.retention_days, settings.dead_letter_days)
         self.pruner = Pruner(database, hub, self.book, settings.sweep_seconds, self.usual_retention)
@@ -47,8 +47,8 @@ class Queues:
     @property
     def parts(self) -> list[Part]:
         return [
-            self.bookkeeper,
-            self.gatekeeper,
+            self.settings_refresher,
+            self.unblocker,
             self.promoter,
             self.reconciler,
             self.pruner,

@@ -14,17 +14,17 @@ from typing import Any
 
 import structlog
 
+from app.engine.event_writer import EventWriter, Transcript
 from app.engine.pools import Pool
-from app.engine.scribe import Scribe, Transcript
 from app.engine.settler import Settler, as_settlement
 from app.errors import Unavailable
-from app.events.feed import Part
 from app.events.hub import Hub
+from app.events.live_output import Part
 from app.jobs.outcomes import Cancelled, JobError, Outcome, Released, Retry, Succeeded
 from app.jobs.states import Verb
 from app.loops.loop import Loop
 from app.store.changes import Changes
-from app.store.claims import Claims, Seat
+from app.store.claims import Claimant, Claims
 from app.store.database import Database
 from app.store.heads import HeadsWalk
 from app.store.job import ClaimedJob
@@ -99,7 +99,7 @@ class Worker:
         database: Database,
         hub: Hub,
         settler: Settler,
-        scribe: Scribe,
+        event_writer: EventWriter,
         claims: Claims,
         pools: list[Pool],
         *,
@@ -112,7 +112,7 @@ class Worker:
         self._database = database
         self._hub = hub
         self._settler = settler
-        self._scribe = scribe
+        self._event_writer = event_writer
         self._pools = pools
         self._claims = claims
         self._lease_seconds = lease_seconds
@@ -136,9 +136,9 @@ class Worker:
         await self._claimer.start()
         await self._keeper.start()
 
-    def seat(self, queue: str, limit: int) -> Seat:
+    def claimant(self, queue: str, limit: int) -> Claimant:
         """What this worker claims in a queue with: its name, and the queue's lease or the server's."""
-        return Seat(self.name, limit, self._claims.lease_seconds(queue, self._lease_seconds))
+        return Claimant(self.name, limit, self._claims.lease_seconds(queue, self._lease_seconds))
 
     async def stop(self) -> None:
         """Claim no more; let runs finish within the grace; give the rest back to the queue."""
@@ -219,7 +219,7 @@ class Worker:
             return False
         more = True
         try:
-            changes = await self._claims.claim(queue, lanes, [self.seat(queue, limit)])
+            changes = await self._claims.claim(queue, lanes, [self.claimant(queue, limit)])
             self._hub.announce(changes)
             claimed = changes.answers
             if claimed:
@@ -322,7 +322,7 @@ class Worker:
             )
 
     def transcript_of(self, run: Run) -> Transcript:
-        return Transcript(self._scribe, run.job.id, run.job.lease_token, run.job.attempt, run.job.seq)
+        return Transcript(self._event_writer, run.job.id, run.job.lease_token, run.job.attempt, run.job.seq)
 
     async def start_run(self, run: Run) -> None:
         """loading → working."""

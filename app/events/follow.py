@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 
 from app.errors import InvalidRequest, NotFound, Unavailable
-from app.events.feed import Feed, LiveOutput, Part, width
 from app.events.hub import Hub, Watch
+from app.events.live_output import LiveOutput, LiveOutputs, Part, width
 from app.jobs.results import completion
 from app.jobs.states import TERMINAL
 from app.store.database import Database
@@ -81,7 +81,7 @@ class _DivergedError(Exception):
 class Follower:
     """Follows one job's output. Holds no database connection while it waits."""
 
-    def __init__(self, database: Database, hub: Hub, feed: Feed, job_id: str, tenant: str) -> None:
+    def __init__(self, database: Database, hub: Hub, feed: LiveOutputs, job_id: str, tenant: str) -> None:
         self._database = database
         self._hub = hub
         self._feed = feed

@@ -16,7 +16,7 @@ import orjson
 
 from app.jobs.ids import new_id
 from app.jobs.states import LIVE, TERMINAL, State
-from app.store import read, steer
+from app.store import control, read
 from app.store.changes import Changes
 from app.store.database import AS_EVER, IN_ORDER, Database, Runner
 from app.store.read import Filter
@@ -195,13 +195,13 @@ async def _act(connection: Runner, operation: Operation, ids: list[str]) -> Chan
     tenant = operation.tenant
     match operation.action:
         case "cancel":
-            return await steer.cancel(connection, ids, tenant, None)
+            return await control.cancel(connection, ids, tenant, None)
         case "retry":
-            return await steer.revive(connection, ids, tenant)
+            return await control.revive(connection, ids, tenant)
         case "dismiss":
-            return await steer.dismiss(connection, ids, tenant)
+            return await control.dismiss(connection, ids, tenant)
         case _:
-            return await steer.delete_in(connection, ids, tenant)
+            return await control.delete_in(connection, ids, tenant)
 
 
 FORGET = "DELETE FROM bulk_operations WHERE completed_at < now() - interval '7 days'"

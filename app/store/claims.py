@@ -17,12 +17,12 @@ from app.jobs.queue_settings import QueueRules
 from app.store import fair, limits
 from app.store.changes import Changes
 from app.store.database import Database, Runner
+from app.store.effects import EVENT_AND_OUTBOX
 from app.store.job import ClaimedJob, LeasedJob
 from app.store.low_water import LowWater
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
 from app.store.rows import as_rows, columns
-from app.store.tail import EVENT_AND_OUTBOX
 from app.telemetry import CLAIMED
 
 # The order of the ranges is the array's order, and the LIMITs make the walk lazy: rows beyond the limit are
@@ -52,24 +52,24 @@ WITH due AS MATERIALIZED (
 # token out of its own. (The server's own random numbers cost eight times as much where it reads them from a device.)
 _CLAIM_DUE = (
     """
-, seated AS (
-    SELECT due.id, ($7::text[])[least(seat, cardinality($7::text[]))] AS worker,
-           ($8::float8[])[least(seat, cardinality($8::float8[]))] AS lease_seconds
-    FROM (SELECT id, row_number() OVER () AS seat FROM due) AS due
+, assigned AS (
+    SELECT due.id, ($7::text[])[least(claimant, cardinality($7::text[]))] AS worker,
+           ($8::float8[])[least(claimant, cardinality($8::float8[]))] AS lease_seconds
+    FROM (SELECT id, row_number() OVER () AS claimant FROM due) AS due
 )
 , claimed AS (
     UPDATE jobs AS j SET
-        state = 'loading', reason = NULL, worker = seated.worker, runs_on = $9,
+        state = 'loading', reason = NULL, worker = assigned.worker, runs_on = $9,
         lease_token = encode(substring(sha256($10::bytea || convert_to(j.id, 'UTF8')) FROM 1 FOR 18), 'hex'),
-        lease_seconds = seated.lease_seconds,
+        lease_seconds = assigned.lease_seconds,
         lease_expires_at = statement_timestamp()
-            + least(seated.lease_seconds, j.max_duration_seconds) * interval '1 second',
+            + least(assigned.lease_seconds, j.max_duration_seconds) * interval '1 second',
         attempt_expires_at = statement_timestamp() + j.max_duration_seconds * interval '1 second',
         attempt = j.attempt + 1, seq = j.seq + 1, progress = NULL,
         started_at = coalesce(j.started_at, statement_timestamp()),
         queued_seconds = j.queued_seconds + greatest(0, date_part('epoch', statement_timestamp() - j.entered_at)),
         entered_at = statement_timestamp(), updated_at = statement_timestamp()
-    FROM seated WHERE j.id = seated.id
+    FROM assigned WHERE j.id = assigned.id
     RETURNING j.*
 )
 , moved AS (
@@ -117,31 +117,31 @@ class Claims:
         self,
         queue: str,
         lanes: Sequence[str],
-        seats: "Sequence[Seat]",
+        claimants: "Sequence[Claimant]",
         *,
         runs_on: str | None = None,
     ) -> Changes[ClaimedJob]:
-        """queued → loading, best priority first, then oldest; the n-th job goes to the n-th seat."""
-        return _changes(await self._claim_if_open(ClaimedJob, queue, lanes, seats, runs_on))
+        """queued → loading, best priority first, then oldest; the n-th job goes to the n-th claimant."""
+        return _changes(await self._claim_if_open(ClaimedJob, queue, lanes, claimants, runs_on))
 
     async def claim_whole(
-        self, queue: str, lanes: Sequence[str], seats: "Sequence[Seat]"
+        self, queue: str, lanes: Sequence[str], claimants: "Sequence[Claimant]"
     ) -> Changes[LeasedJob]:
         """The same with all that a worker over HTTP is told."""
-        return _changes(await self._claim_if_open(LeasedJob, queue, lanes, seats, None))
+        return _changes(await self._claim_if_open(LeasedJob, queue, lanes, claimants, None))
 
     async def _claim_if_open(
         self,
         row: type[Claimed],
         queue: str,
         lanes: Sequence[str],
-        seats: "Sequence[Seat]",
+        claimants: "Sequence[Claimant]",
         runs_on: str | None,
     ) -> list[Claimed]:
         if self.closed_seconds(queue) is not None:
             return []
         try:
-            claimed = await self._claim_by_rules(row, queue, lanes, seats, runs_on)
+            claimed = await self._claim_by_rules(row, queue, lanes, claimants, runs_on)
         except Unavailable:
             raise
         except Exception:
@@ -160,15 +160,15 @@ class Claims:
         row: type[Claimed],
         queue: str,
         lanes: Sequence[str],
-        seats: "Sequence[Seat]",
+        claimants: "Sequence[Claimant]",
         runs_on: str | None,
     ) -> list[Claimed]:
         rules = self._book.rules(queue)
         if rules is None or not rules.shapes_claims:
-            return await self._claim(row, self._database, queue, lanes, seats, runs_on)
+            return await self._claim(row, self._database, queue, lanes, claimants, runs_on)
         if not rules.limits_claims:
-            return await self._claim_fairly(row, self._database, queue, lanes, seats, runs_on)
-        return await self._claim_within_limits(row, rules, lanes, seats, runs_on)
+            return await self._claim_fairly(row, self._database, queue, lanes, claimants, runs_on)
+        return await self._claim_within_limits(row, rules, lanes, claimants, runs_on)
 
     async def _claim(
         self,
@@ -176,11 +176,11 @@ class Claims:
         runner: Runner,
         queue: str,
         lanes: Sequence[str],
-        seats: "Sequence[Seat]",
+        claimants: "Sequence[Claimant]",
         runs_on: str | None,
     ) -> list[Claimed]:
         ranges = self._low_water.ranges(queue, lanes)
-        limit = sum(seat.limit for seat in seats)
+        limit = sum(claimant.limit for claimant in claimants)
         found = await runner.fetch(
             _PLAIN[row],
             queue,
@@ -188,7 +188,7 @@ class Claims:
             [span.low for span in ranges],
             [span.high for span in ranges],
             [span.mark for span in ranges],
-            *_seating(seats),
+            *_by_number(claimants),
             runs_on,
             secrets.token_bytes(24),
         )
@@ -202,7 +202,7 @@ class Claims:
         runner: Runner,
         queue: str,
         lanes: Sequence[str],
-        seats: "Sequence[Seat]",
+        claimants: "Sequence[Claimant]",
         runs_on: str | None,
     ) -> list[Claimed]:
         """The same in a queue with fair_by: best priority first, then each value in turn."""
@@ -210,11 +210,11 @@ class Claims:
         below = fair.TOP
         for _ in range(fair.MAX_ROUNDS):
             heads = await runner.fetch(fair.BEST_RANK, queue, list(lanes), below)
-            if not heads or not seats:
+            if not heads or not claimants:
                 break
             rank = max(head["rank"] for head in heads)
             here = [head["lane"] for head in heads if head["rank"] == rank]
-            limit = sum(seat.limit for seat in seats)
+            limit = sum(claimant.limit for claimant in claimants)
             served = self._turns.served(queue, here)
             found = await runner.fetch(
                 _FAIR[row],
@@ -223,22 +223,22 @@ class Claims:
                 served,
                 rank,
                 min(limit, fair.MAX_VALUES),
-                *_seating(seats),
+                *_by_number(claimants),
                 runs_on,
                 secrets.token_bytes(24),
             )
             taken = as_rows(row, found)
             self._turns.learn(queue, taken)
             claimed += taken
-            seats = _left_over(seats, len(found))
+            claimants = _left_over(claimants, len(found))
             if not found:
                 # All that is left of this rank is being claimed by others in this moment.
                 below = rank
         else:
             return claimed
-        if seats:
+        if claimants:
             # Jobs from before the queue was fair, which have no value yet.
-            claimed += await self._claim(row, runner, queue, lanes, seats, runs_on)
+            claimed += await self._claim(row, runner, queue, lanes, claimants, runs_on)
         return claimed
 
     async def _claim_within_limits(
@@ -246,16 +246,16 @@ class Claims:
         row: type[Claimed],
         rules: QueueRules,
         lanes: Sequence[str],
-        seats: "Sequence[Seat]",
+        claimants: "Sequence[Claimant]",
         runs_on: str | None,
     ) -> list[Claimed]:
         async with self._database.transaction() as connection:
             allowed = await limits.allowance(connection, rules)
-            seats = _at_most(seats, allowed.jobs)
+            claimants = _at_most(claimants, allowed.jobs)
             claimed: list[Claimed] = []
-            if seats:
+            if claimants:
                 claim = self._claim_fairly if rules.settings.fair_by is not None else self._claim
-                claimed = await claim(row, connection, rules.name, lanes, seats, runs_on)
+                claimed = await claim(row, connection, rules.name, lanes, claimants, runs_on)
                 await limits.spend(connection, rules, len(claimed))
         allowed.spend(len(claimed))
         gate = allowed.gate
@@ -312,7 +312,7 @@ def _changes(claimed: list[Claimed]) -> Changes[Claimed]:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class Claimant:
     """Who claims, how many, and for how long each lease holds (0: as the queue has it)."""
 
     worker: str
@@ -320,32 +320,32 @@ class Seat:
     lease_seconds: float
 
 
-def _seating(seats: Sequence[Seat]) -> tuple[int, list[str], list[float]]:
+def _by_number(claimants: Sequence[Claimant]) -> tuple[int, list[str], list[float]]:
     """How many, and the names and leases by number."""
-    # The last seat takes all that is left, so that a single claimer sends one name and not a thousand.
-    chairs = [seat for seat in seats[:-1] for _ in range(seat.limit)] + [seats[-1]]
+    # The last claimant takes all that is left, so that a single claimer sends one name and not a thousand.
+    chairs = [claimant for claimant in claimants[:-1] for _ in range(claimant.limit)] + [claimants[-1]]
     return (
-        sum(seat.limit for seat in seats),
-        [seat.worker for seat in chairs],
-        [seat.lease_seconds for seat in chairs],
+        sum(claimant.limit for claimant in claimants),
+        [claimant.worker for claimant in chairs],
+        [claimant.lease_seconds for claimant in chairs],
     )
 
 
-def _at_most(seats: Sequence[Seat], jobs: int) -> list[Seat]:
-    """The first seats, for no more than so many jobs."""
-    kept: list[Seat] = []
-    for seat in seats:
+def _at_most(claimants: Sequence[Claimant], jobs: int) -> list[Claimant]:
+    """The first claimants, for no more than so many jobs."""
+    kept: list[Claimant] = []
+    for claimant in claimants:
         if jobs > 0:
-            kept.append(replace(seat, limit=min(seat.limit, jobs)))
-            jobs -= seat.limit
+            kept.append(replace(claimant, limit=min(claimant.limit, jobs)))
+            jobs -= claimant.limit
     return kept
 
 
-def _left_over(seats: Sequence[Seat], taken: int) -> list[Seat]:
-    """The seats without the first so many."""
-    kept: list[Seat] = []
-    for seat in seats:
-        if taken < seat.limit:
-            kept.append(replace(seat, limit=seat.limit - max(0, taken)))
-        taken -= seat.limit
+def _left_over(claimants: Sequence[Claimant], taken: int) -> list[Claimant]:
+    """The claimants without the first so many."""
+    kept: list[Claimant] = []
+    for claimant in claimants:
+        if taken < claimant.limit:
+            kept.append(replace(claimant, limit=claimant.limit - max(0, taken)))
+        taken -= claimant.limit
     return kept

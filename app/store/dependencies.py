@@ -12,8 +12,8 @@ import asyncpg
 
 from app.jobs.states import State
 from app.store.changes import Changes
+from app.store.control import cancel
 from app.store.database import Database, Runner
-from app.store.steer import cancel
 from app.telemetry import GATES_PASSED
 
 GATE = "waiting_for"
@@ -34,7 +34,7 @@ async def add(connection: Runner, pairs: Sequence[tuple[str, str]]) -> None:
 
 # How many of those who wait are handled in one commit; each job that ended has its share of them.
 STEP = 1000
-# A job that was removed has left its verdict (see steer.DELETE); one that is gone without a trace counts as failed.
+# A job that was removed has left its verdict (see control.DELETE); one that is gone without a trace counts as failed.
 ENDED = """
 SELECT d.job_id, d.depends_on, coalesce(job.state, d.outcome, 'failed') AS state
 FROM unnest($1::text[]) AS ended (id)

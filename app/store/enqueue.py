@@ -19,10 +19,10 @@ from app.jobs.states import TERMINAL
 from app.jobs.submission import NewJob
 from app.store.changes import Changes
 from app.store.database import Database, Runner
+from app.store.effects import EVENT_AND_OUTBOX
 from app.store.idempotency import Receipt, Submission, first_answers, just_expired
 from app.store.tables import METADATA
 from app.store.tables.columns import Sent
-from app.store.tail import EVENT_AND_OUTBOX
 from app.telemetry import ENQUEUED
 
 # One answer for each submission.

@@ -15,8 +15,8 @@ import msgspec
 
 from app.store.changes import Changes
 from app.store.database import Database, Runner
+from app.store.effects import ANNOUNCED, WEBHOOK_HOST
 from app.store.rows import columns
-from app.store.tail import ANNOUNCED, WEBHOOK_HOST
 from app.telemetry import EVENTS_APPENDED
 
 THROTTLED_TYPES = ("progress", "output")

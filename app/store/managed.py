@@ -19,12 +19,12 @@ from app.store import dependencies, keys
 from app.store.changes import Key
 from app.store.database import Database, Runner
 from app.store.depth import Demand, Depths, RevokedError
+from app.store.effects import EVENT_AND_OUTBOX
 from app.store.enqueue import Enqueued, Rows, accept, indexed, insert, lock_parents, parent_problem
 from app.store.idempotency import Answer, IdempotencyKeys, Receipt, Submission
 from app.store.keys import KeyState
 from app.store.locks import lock
 from app.store.queues import QueueBook
-from app.store.tail import EVENT_AND_OUTBOX
 from app.store.tallies import tally
 from app.telemetry import REFUSED, SKIPPED
 

@@ -134,13 +134,13 @@ WITH {_BEFOREHAND}
     UPDATE deliveries AS d SET next_try_at = found.first_at
     FROM found WHERE {_is("found")} AND found.seq > found.first_seq
 )
-, seated AS (
+, assigned AS (
     SELECT job_id, seq, room, row_number() OVER (PARTITION BY host ORDER BY next_try_at) AS place
     FROM found WHERE seq = first_seq
 )
 , claimed AS (
     UPDATE deliveries AS d SET leased_until = now() + $6 * interval '1 second'
-    FROM seated WHERE {_is("seated")} AND seated.place <= seated.room
+    FROM assigned WHERE {_is("seated")} AND assigned.place <= assigned.room
     RETURNING d.*
 )
 """ + _CONTENT.replace("{largest}", "$7")

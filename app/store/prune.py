@@ -17,8 +17,8 @@ import asyncpg
 from app.jobs.ids import id_floor
 from app.store import locks
 from app.store.changes import Changes
+from app.store.control import delete_locked
 from app.store.database import Database
-from app.store.steer import delete_locked
 from app.telemetry import PRUNED
 
 BATCH = 500

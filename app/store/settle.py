@@ -12,7 +12,7 @@ from app.jobs.retry import DEFAULT_BACKOFF_SECONDS
 from app.jobs.states import TERMINAL, Verb
 from app.store.changes import Changes, Failure
 from app.store.database import Runner
-from app.store.tail import EVENT_AND_OUTBOX, MOVED
+from app.store.effects import EVENT_AND_OUTBOX, MOVED
 from app.store.tallies import tally
 from app.telemetry import SETTLEMENTS
 

@@ -17,7 +17,7 @@ from typing import Any
 from app.store import locks
 from app.store.changes import Changes, Failure
 from app.store.database import Database
-from app.store.tail import EVENT_AND_OUTBOX, MOVED
+from app.store.effects import EVENT_AND_OUTBOX, MOVED
 from app.store.tallies import tally
 from app.telemetry import SWEPT
 

@@ -1,4 +1,4 @@
-"""Who is about: the presence of workers, for operators only."""
+"""Who is about: the worker_directory of workers, for operators only."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +13,7 @@ from app.store.rows import as_rows, columns
 
 
 @dataclass(slots=True)
-class Presence:
+class WorkerReport:
     tenant: str
     name: str
     queues: Sequence[str]
@@ -38,7 +38,7 @@ WHERE w.last_seen_at < now() - $2 * interval '1 second'
 """
 
 
-async def seen(database: Database, present: Sequence[Presence], unless_within_seconds: float) -> None:
+async def seen(database: Database, present: Sequence[WorkerReport], unless_within_seconds: float) -> None:
     """Write down who was seen, unless nothing changed and somebody wrote it within that time."""
     document = orjson.dumps([asdict(each) for each in present]).decode()
     await database.execute(SEEN, document, unless_within_seconds)

@@ -340,7 +340,7 @@ async def test_no_absurd_value_anywhere_is_a_server_error_or_stops_the_work_of_o
                 while chunk := list(itertools.islice(sending, 200)):
                     await asyncio.gather(*chunk)
         assert not attack.failed, "\n".join(attack.failed)
-        # Whatever was taken of all this: the rest of the house goes on.
+        # Whatever was taken of all this: the rest of the services goes on.
         for queue in ("default", "absurd-no-more"):
             body = {"kind": "noop", "queue": queue}
             done = await client.post("/jobs", json=body, headers={"prefer": "wait=60"})

@@ -15,8 +15,8 @@ from app.engine.janitor import Janitor
 from app.errors import NotFound, Unavailable
 from app.store import artifacts
 from app.store.artifacts import NewArtifact
+from app.store.control import delete
 from app.store.database import Database
-from app.store.steer import delete
 from tests.artifacts.s3 import FakeS3
 from tests.artifacts.test_artifacts import LARGE, get, put
 from tests.conftest import MakeServer, Server

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from app.engine.claimdesk import ClaimDesk, Claimer
+from app.engine.remote_claims import Claimer, RemoteClaims
 from app.engine.settler import Settler
 from app.events.hub import MANY, Hub
 from app.store.changes import Changes, Failure
-from app.store.claims import Claims, Seat
+from app.store.claims import Claimant, Claims
 from app.store.database import Database
 from app.store.job import LeasedJob
 from app.store.queues import QueueBook
@@ -148,11 +148,13 @@ async def test_of_many_jobs_another_process_hears_that_they_are_many(
 
 async def test_a_claim_is_told_with_its_jobs_and_their_webhooks(database: Database) -> None:
     hub = Hub(database, None, 3600)
-    desk = ClaimDesk(database, hub, Claims(database, QueueBook(database)), Settler(database, hub), 3600, 30)
+    desk = RemoteClaims(
+        database, hub, Claims(database, QueueBook(database)), Settler(database, hub), 3600, 30
+    )
     plain, hooked = await put_one(database), await put_one(database, webhook_url=URL)
     mine = Listening(hub)
     before = CLAIMED._value.get()
-    await desk.claim(Claimer(["default"], ("noop",), Seat("tester", 10, 30)), 0)
+    await desk.claim(Claimer(["default"], ("noop",), Claimant("tester", 10, 30)), 0)
     told = mine.heard.get_nowait()
     expected: Changes[LeasedJob] = Changes(told.answers, jobs={plain, hooked}, webhooks=[(hooked, URL)])
     assert told == replace(expected, counts=told.counts)

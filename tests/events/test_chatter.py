@@ -11,10 +11,10 @@ import pytest
 from app.artifacts.store import ArtifactStore
 from app.engine.janitor import Janitor
 from app.store import partitions
+from app.store.control import cancel, delete
 from app.store.database import Database
 from app.store.events import CHATTER_TYPES, READ, NewEvent, Want, append, read_pages
 from app.store.partitions import DAYS_AHEAD, renew
-from app.store.steer import cancel, delete
 from tests.patience import until
 from tests.store.making import TENANT, put_one, running
 

@@ -7,12 +7,12 @@ from typing import Any
 import orjson
 import pytest
 
-from app.engine import scribe
-from app.engine.scribe import Scribe, Transcript
+from app.engine import event_writer
+from app.engine.event_writer import EventWriter, Transcript
 from app.errors import InvalidRequest, NotFound
-from app.events.feed import JOIN_AFTER, Feed, LiveOutput, Part
 from app.events.follow import Ended, Followed, Follower, Output, Quiet, Restarted
 from app.events.hub import Hub
+from app.events.live_output import JOIN_AFTER, LiveOutput, LiveOutputs, Part
 from app.jobs.states import Verb
 from app.store.database import Database
 from app.store.events import NewEvent
@@ -23,27 +23,29 @@ from tests.store.making import TENANT, claim_one, put_one, row_of
 QUIET = 0.2
 
 
-class House:
+class Services:
     """What a process has: here with one job in it, run by the test itself."""
 
     def __init__(self, database: Database, job_id: str) -> None:
         self.database = database
         self.job_id = job_id
         self.hub = Hub(database, None, 0.05)
-        self.feed = Feed(self.hub.nudge)
-        self.scribe = Scribe(database, self.hub, self.feed)
+        self.feed = LiveOutputs(self.hub.nudge)
+        self.event_writer = EventWriter(database, self.hub, self.feed)
         self.token = ""
 
     async def begin(self) -> Transcript:
         """Claim the job; what is said into the transcript is said by that run."""
         self.token = await claim_one(self.database, self.job_id)
         row = await row_of(self.database, self.job_id)
-        return Transcript(self.scribe, self.job_id, self.token, row["attempt"], row["seq"])
+        return Transcript(self.event_writer, self.job_id, self.token, row["attempt"], row["seq"])
 
     async def write(self, offset: int, text: str, *parts: Any) -> None:
         """A row of output, as the run would write it on another replica."""
         data: dict[str, Any] = {"offset": offset, "text": text, **({"parts": list(parts)} if parts else {})}
-        await self.scribe.append(NewEvent(self.job_id, "output", orjson.dumps(data).decode(), self.token))
+        await self.event_writer.append(
+            NewEvent(self.job_id, "output", orjson.dumps(data).decode(), self.token)
+        )
 
     async def settle(self, verb: Verb, **more: Any) -> None:
         changes = await settle(self.database, [Settlement(self.job_id, self.token, verb, **more)])
@@ -59,13 +61,13 @@ class House:
 
 
 @pytest.fixture
-async def house(database: Database) -> AsyncIterator[House]:
+async def services(database: Database) -> AsyncIterator[Services]:
     job_id = await put_one(database, kind="chat", lane="llm|||m", model="m")
-    house = House(database, job_id)
-    await house.hub.start()
-    yield house
-    await house.scribe.drain()
-    await house.hub.stop()
+    services = Services(database, job_id)
+    await services.hub.start()
+    yield services
+    await services.event_writer.drain()
+    await services.hub.stop()
 
 
 class Reader:
@@ -106,39 +108,39 @@ class Reader:
         return self.got[-1]
 
 
-async def test_each_token_is_told_at_once_where_the_job_runs(house: House) -> None:
-    reader = Reader(house.follower())
-    transcript = await house.begin()
+async def test_each_token_is_told_at_once_where_the_job_runs(services: Services) -> None:
+    reader = Reader(services.follower())
+    transcript = await services.begin()
     for word in ("one ", "two ", "three"):
         transcript.say(word)
         await reader.until(reader.text + word)
     await transcript.finish(result_follows=True)
-    await house.complete("one two three")
+    await services.complete("one two three")
     transcript.close()
     assert isinstance(await reader.end(), Ended)
     assert reader.parts == ["one ", "two ", "three"]
 
 
 async def test_the_first_token_does_not_wait_for_the_first_row(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scribe, "FIRST_ROW_SECONDS", 3600.0)
-    reader = Reader(house.follower())
-    transcript = await house.begin()
+    monkeypatch.setattr(event_writer, "FIRST_ROW_SECONDS", 3600.0)
+    reader = Reader(services.follower())
+    transcript = await services.begin()
     await reader.has_nothing_more()
     transcript.say("now")
     await reader.until("now")
     transcript.close()
 
 
-async def test_text_and_frames_come_through_the_log_in_order(house: House) -> None:
-    await house.begin()
+async def test_text_and_frames_come_through_the_log_in_order(services: Services) -> None:
+    await services.begin()
     frame = {"message": {"thinking": "hm"}}
-    reader = Reader(house.follower())
-    await house.write(0, "", frame)
-    await house.write(1, "one ")
-    await house.write(5, "two", "t", frame, "wo")
-    await house.settle(Verb.FAIL, error='{"code":"x","message":"x","retryable":false}')
+    reader = Reader(services.follower())
+    await services.write(0, "", frame)
+    await services.write(1, "one ")
+    await services.write(5, "two", "t", frame, "wo")
+    await services.settle(Verb.FAIL, error='{"code":"x","message":"x","retryable":false}')
     ended = await reader.end()
     assert isinstance(ended, Ended)
     assert ended.job.state == "failed"
@@ -147,159 +149,159 @@ async def test_text_and_frames_come_through_the_log_in_order(house: House) -> No
 
 
 @pytest.mark.parametrize("position", range(8))
-async def test_a_reader_resumes_at_any_position(house: House, position: int) -> None:
-    await house.begin()
-    await house.write(0, "abc")
-    await house.write(3, "defg")
-    await house.complete("abcdefg")
-    follower = house.follower()
+async def test_a_reader_resumes_at_any_position(services: Services, position: int) -> None:
+    await services.begin()
+    await services.write(0, "abc")
+    await services.write(3, "defg")
+    await services.complete("abcdefg")
+    follower = services.follower()
     await follower.resume(2, position)
     reader = Reader(follower)
     assert isinstance(await reader.end(), Ended)
     assert reader.text == "abcdefg"[position:]
 
 
-async def test_a_reader_ahead_of_the_log_waits_until_it_has_caught_up(house: House) -> None:
+async def test_a_reader_ahead_of_the_log_waits_until_it_has_caught_up(services: Services) -> None:
     """It heard the last tokens where the job runs, before they were written down."""
-    await house.begin()
-    await house.write(0, "abc")
-    follower = house.follower()
+    await services.begin()
+    await services.write(0, "abc")
+    follower = services.follower()
     await follower.resume(2, 5)
     reader = Reader(follower)
-    await house.write(3, "de")
-    await house.write(5, "fg")
+    await services.write(3, "de")
+    await services.write(5, "fg")
     await reader.until("fg")
-    await house.complete("abcdefg")
+    await services.complete("abcdefg")
     await reader.end()
     assert reader.text == "fg"
 
 
-async def test_a_place_that_was_never_given_out_is_refused(house: House) -> None:
-    await house.begin()
+async def test_a_place_that_was_never_given_out_is_refused(services: Services) -> None:
+    await services.begin()
     for run in (1, 3, 99):
         with pytest.raises(InvalidRequest):
-            await house.follower().resume(run, 0)
+            await services.follower().resume(run, 0)
 
 
-async def test_a_second_run_that_repeats_the_first_is_not_noticed(house: House) -> None:
-    reader = Reader(house.follower())
-    await house.begin()
-    await house.write(0, "one two ")
+async def test_a_second_run_that_repeats_the_first_is_not_noticed(services: Services) -> None:
+    reader = Reader(services.follower())
+    await services.begin()
+    await services.write(0, "one two ")
     await reader.until("one two ")
-    await house.settle(Verb.RELEASE)
-    await house.begin()
-    await house.write(0, "one ")
-    await house.write(4, "two three")
-    await house.complete("one two three")
+    await services.settle(Verb.RELEASE)
+    await services.begin()
+    await services.write(0, "one ")
+    await services.write(4, "two three")
+    await services.complete("one two three")
     assert isinstance(await reader.end(), Ended)
     assert reader.text == "one two three"
     assert {each.run for each in reader.got if isinstance(each, Output)} == {2, 5}
 
 
-async def test_a_second_run_that_says_something_else_ends_the_stream(house: House) -> None:
-    reader = Reader(house.follower())
-    await house.begin()
-    await house.write(0, "one two ")
+async def test_a_second_run_that_says_something_else_ends_the_stream(services: Services) -> None:
+    reader = Reader(services.follower())
+    await services.begin()
+    await services.write(0, "one two ")
     await reader.until("one two ")
-    await house.settle(Verb.RELEASE)
-    await house.begin()
-    await house.write(0, "one plus ")
+    await services.settle(Verb.RELEASE)
+    await services.begin()
+    await services.write(0, "one plus ")
     assert isinstance(await reader.end(), Restarted)
     assert reader.text == "one two "
     # From the start there is only the new run.
-    again = Reader(house.follower())
-    await house.complete("one plus one")
+    again = Reader(services.follower())
+    await services.complete("one plus one")
     await again.end()
     assert again.text == "one plus one"
 
 
-async def test_a_long_history_of_earlier_runs_is_passed_over(house: House) -> None:
+async def test_a_long_history_of_earlier_runs_is_passed_over(services: Services) -> None:
     for _ in range(3):
-        await house.begin()
+        await services.begin()
         for n in range(150):
-            await house.write(n, "x")
-        await house.settle(Verb.RELEASE)
-    await house.begin()
-    await house.write(0, "the one that counts")
-    await house.complete("the one that counts")
-    reader = Reader(house.follower())
+            await services.write(n, "x")
+        await services.settle(Verb.RELEASE)
+    await services.begin()
+    await services.write(0, "the one that counts")
+    await services.complete("the one that counts")
+    reader = Reader(services.follower())
     assert isinstance(await reader.end(), Ended)
     assert reader.text == "the one that counts"
 
 
-async def test_a_second_run_in_this_process_is_compared_as_well(house: House) -> None:
-    reader = Reader(house.follower())
-    first = await house.begin()
+async def test_a_second_run_in_this_process_is_compared_as_well(services: Services) -> None:
+    reader = Reader(services.follower())
+    first = await services.begin()
     first.say("one two ")
     await reader.until("one two ")
     await first.finish(result_follows=False)
-    await house.settle(Verb.RELEASE)
+    await services.settle(Verb.RELEASE)
     first.close()
-    second = await house.begin()
+    second = await services.begin()
     for word in ("one ", "two ", "three"):
         second.say(word)
     await reader.until("one two three")
     await second.finish(result_follows=True)
-    await house.complete("one two three")
+    await services.complete("one two three")
     second.close()
     assert isinstance(await reader.end(), Ended)
 
 
-async def test_a_quick_second_run_is_compared_by_its_result(house: House) -> None:
+async def test_a_quick_second_run_is_compared_by_its_result(services: Services) -> None:
     for text, last in (("one two three", Ended), ("something else", Restarted)):
-        await house.database.execute(
+        await services.database.execute(
             "UPDATE jobs SET state = 'queued', ready_at = now(), completed_at = NULL"
         )
-        reader = Reader(house.follower())
-        await house.begin()
-        await house.write(0, "one ")
+        reader = Reader(services.follower())
+        await services.begin()
+        await services.write(0, "one ")
         await reader.until("one ")
-        await house.settle(Verb.RELEASE)
-        await house.begin()
-        await house.complete(text)
+        await services.settle(Verb.RELEASE)
+        await services.begin()
+        await services.complete(text)
         assert isinstance(await reader.end(), last)
         if last is Restarted:
             return
         assert reader.text == text
-        await house.database.execute("DELETE FROM chatter")
+        await services.database.execute("DELETE FROM chatter")
 
 
-async def test_a_row_that_was_never_written_is_made_up_for_by_the_result(house: House) -> None:
+async def test_a_row_that_was_never_written_is_made_up_for_by_the_result(services: Services) -> None:
     """The database was away for a moment: what came after the hole is held back until all is known."""
-    reader = Reader(house.follower())
-    await house.begin()
-    await house.write(0, "one ")
-    await house.write(8, "three")
+    reader = Reader(services.follower())
+    await services.begin()
+    await services.write(0, "one ")
+    await services.write(8, "three")
     await reader.until("one ")
     await reader.has_nothing_more()
     assert reader.text == "one "
-    await house.complete("one two three")
+    await services.complete("one two three")
     assert isinstance(await reader.end(), Ended)
     assert reader.text == "one two three"
 
 
-async def test_rows_whose_day_was_dropped_are_made_up_for_by_the_result(house: House) -> None:
-    await house.begin()
-    await house.write(0, "one ")
-    await house.write(4, "two ")
-    await house.database.execute("DELETE FROM chatter WHERE seq = 3")
-    await house.complete("one two three")
-    reader = Reader(house.follower())
+async def test_rows_whose_day_was_dropped_are_made_up_for_by_the_result(services: Services) -> None:
+    await services.begin()
+    await services.write(0, "one ")
+    await services.write(4, "two ")
+    await services.database.execute("DELETE FROM chatter WHERE seq = 3")
+    await services.complete("one two three")
+    reader = Reader(services.follower())
     await reader.end()
     assert reader.text == "one two three"
 
 
-async def test_silence_is_told_and_a_deleted_job_is_an_error(house: House) -> None:
-    reader = Reader(house.follower())
+async def test_silence_is_told_and_a_deleted_job_is_an_error(services: Services) -> None:
+    reader = Reader(services.follower())
     await until(lambda: len(reader.got) >= 3)
     assert reader.got == [Quiet("queued")] * len(reader.got)
-    await house.database.execute("DELETE FROM jobs")
+    await services.database.execute("DELETE FROM jobs")
     with pytest.raises(NotFound):
         await reader.end()
 
 
-async def test_an_abandoned_follower_ends_without_a_last_word(house: House) -> None:
-    reader = Reader(house.follower())
+async def test_an_abandoned_follower_ends_without_a_last_word(services: Services) -> None:
+    reader = Reader(services.follower())
     await reader.has_nothing_more()
     reader.follower.abandon()
     async with asyncio.timeout(5):
@@ -307,20 +309,20 @@ async def test_an_abandoned_follower_ends_without_a_last_word(house: House) -> N
     assert not any(isinstance(each, Ended) for each in reader.got)
 
 
-async def test_an_older_run_that_goes_on_without_its_lease_is_not_listened_to(house: House) -> None:
-    zombie = await house.begin()
+async def test_an_older_run_that_goes_on_without_its_lease_is_not_listened_to(services: Services) -> None:
+    zombie = await services.begin()
     zombie.say("old ")
     await zombie.finish(result_follows=False)
-    await house.settle(Verb.RELEASE)
-    await house.begin()
-    run = (await row_of(house.database, house.job_id))["seq"]
-    follower = house.follower()
+    await services.settle(Verb.RELEASE)
+    await services.begin()
+    run = (await row_of(services.database, services.job_id))["seq"]
+    follower = services.follower()
     await follower.resume(run, 0)
     reader = Reader(follower)
     zombie.say("older")
-    await house.write(0, "new")
+    await services.write(0, "new")
     await reader.until("new")
-    await house.complete("new")
+    await services.complete("new")
     assert isinstance(await reader.end(), Ended)
     assert reader.text == "new"
     zombie.close()
@@ -349,14 +351,14 @@ def test_old_tokens_are_joined_and_positions_stay() -> None:
 
 
 async def test_who_heard_all_of_a_run_is_told_its_result_without_another_look(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = Reader(house.follower())
-    transcript = await house.begin()
+    reader = Reader(services.follower())
+    transcript = await services.begin()
     transcript.say("all of it")
     await reader.until("all of it")
     await transcript.finish(result_follows=True)
-    await house.complete("all of it")
+    await services.complete("all of it")
     monkeypatch.setattr(Follower, "_job", None)
     monkeypatch.setattr(Follower, "_page", None)
     transcript.close('{"message":{"content":"all of it"}}')

@@ -1,6 +1,6 @@
 """A faithful fake of Ollama, a process of its own: `python -m tests.fakes.ollama --port 0`.
 
-Tests steer it with `POST /_control` and read it with `GET /_control`; see `Config` for the knobs. Going away
+Tests control it with `POST /_control` and read it with `GET /_control`; see `Config` for the knobs. Going away
 and coming back is done by stopping and starting the process on the same port.
 """
 

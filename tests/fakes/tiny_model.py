@@ -13,7 +13,7 @@ from gguf.constants import TokenType
 
 _WORDS = """
 the a of and to in is on it as with for was that by at from be this not are or an we you they he she
-job queue model token lamp river stone cloud green small quick quiet bright winter summer house garden
+job queue model token lamp river stone cloud green small quick quiet bright winter summer services garden
 """
 
 # A model of this template calls a tool as soon as it says both, and llama.cpp's grammar does the rest. The

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from app.engine.gatekeeper import Gatekeeper
+from app.engine.unblocker import Unblocker
 from app.events.hub import Hub
 from app.jobs.ids import new_id
 from app.jobs.queue_settings import QueueRules, load_settings
@@ -19,7 +19,8 @@ from app.jobs.states import TERMINAL, State, Verb
 from app.jobs.submission import NewJob
 from app.store import queues
 from app.store.changes import Changes
-from app.store.claims import Claims, Seat
+from app.store.claims import Claimant, Claims
+from app.store.control import cancel
 from app.store.database import Database
 from app.store.idempotency import Receipt, Submission
 from app.store.job import LeasedJob
@@ -27,7 +28,6 @@ from app.store.managed import ManagedEnqueue
 from app.store.promote import promote
 from app.store.queues import QueueBook
 from app.store.settle import Settlement, settle
-from app.store.steer import cancel
 from app.store.sweep import sweep
 from tests.patience import pace, pretend_to_work, until
 
@@ -48,8 +48,8 @@ GROUP BY concurrency_key HAVING count(*) > $2
 UNFINISHED = "SELECT count(*) FROM jobs WHERE queue = $1 AND completed_at IS NULL"
 
 
-class ForgetfulGatekeeper(Gatekeeper):
-    """A gatekeeper whose process now and then dies between a commit and what was to follow from it."""
+class ForgetfulUnblocker(Unblocker):
+    """A unblocker whose process now and then dies between a commit and what was to follow from it."""
 
     dice: random.Random
 
@@ -120,8 +120,8 @@ class World:
     async def work(self, number: int) -> None:
         claims = Claims(self.database, QueueBook(self.database))
         while not self.over:
-            seat = Seat(f"w{number}", self.dice.randrange(1, 6), LEASE_SECONDS)
-            claimed = (await claims.claim_whole(self.queue, ["work"], [seat])).answers
+            claimant = Claimant(f"w{number}", self.dice.randrange(1, 6), LEASE_SECONDS)
+            claimed = (await claims.claim_whole(self.queue, ["work"], [claimant])).answers
             for job in claimed:
                 # Whoever is the last to hold too many of a key sees it here.
                 running = await self.database.fetchval(RUNNING_OF_KEY, self.queue, job.concurrency_key)
@@ -182,10 +182,10 @@ async def play(url: str, seed: int, chosen: dict[str, Any]) -> World:
     book = QueueBook(database)
     await book.refresh()
     hub = Hub(database, None, 1)
-    gatekeeper = ForgetfulGatekeeper(database, hub, book, 0.1)
-    gatekeeper.dice = random.Random(seed + 1)
+    unblocker = ForgetfulUnblocker(database, hub, book, 0.1)
+    unblocker.dice = random.Random(seed + 1)
     world = World(database, queue, rules, random.Random(seed), hub, ManagedEnqueue(database, book))
-    await gatekeeper.start()
+    await unblocker.start()
     others = [
         asyncio.create_task(each)
         for each in (world.look(), world.tidy(), *(world.work(number) for number in range(WORKERS)))
@@ -202,7 +202,7 @@ async def play(url: str, seed: int, chosen: dict[str, Any]) -> World:
             task.cancel()
         with contextlib.suppress(BaseException):
             await asyncio.gather(*others)
-        await gatekeeper.stop()
+        await unblocker.stop()
         await database.close()
     return world
 

@@ -8,7 +8,7 @@ import asyncpg
 
 from app.jobs.ids import new_id
 from app.jobs.submission import NewJob
-from app.store.claims import Claims, Seat
+from app.store.claims import Claimant, Claims
 from app.store.database import Database
 from app.store.enqueue import enqueue
 from app.store.idempotency import Receipt, Submission
@@ -55,8 +55,8 @@ async def claim(
     claims: Claims | None = None,
 ) -> list[ClaimedJob]:
     """Claim as a worker does; with marks of its own, unless it is given those of another claim."""
-    seats = [Seat(worker, limit, lease_seconds)]
-    return (await (claims or Claims(database, QueueBook(database))).claim(queue, lanes, seats)).answers
+    claimants = [Claimant(worker, limit, lease_seconds)]
+    return (await (claims or Claims(database, QueueBook(database))).claim(queue, lanes, claimants)).answers
 
 
 async def running(database: Database, **fields: Any) -> tuple[str, str]:

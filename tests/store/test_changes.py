@@ -18,7 +18,8 @@ from app.jobs.states import Verb
 from app.store import artifacts, bulk, dependencies, keys, outbox, queues, schedules, targets
 from app.store.artifacts import NewArtifact
 from app.store.changes import Changes, Failure
-from app.store.claims import Claims, Seat
+from app.store.claims import Claimant, Claims
+from app.store.control import cancel, delete, delete_in, delete_locked, dismiss, revive
 from app.store.database import Database
 from app.store.enqueue import enqueue
 from app.store.events import NewEvent, append
@@ -31,7 +32,6 @@ from app.store.queues import QueueBook
 from app.store.read import Filter
 from app.store.reconcile import reconcile
 from app.store.settle import Settlement, note_late, settle
-from app.store.steer import cancel, delete, delete_in, delete_locked, dismiss, revive
 from app.store.sweep import sweep
 from app.telemetry import (
     BULK,
@@ -73,7 +73,7 @@ UNTOLD = {
 }
 # Who hands the changes on to somebody who announces them, in another way than by returning them.
 HANDED_ON = {
-    "app.targets.registry.Registry._unpark": "app.engine.dispatcher.Dispatcher._targets_ready",
+    "app.targets.registry.Registry._unpark": "app.engine.target_dispatcher.TargetDispatcher._targets_ready",
     "app.engine.scheduler.Scheduler._enqueue": "app.engine.scheduler.Scheduler._tick",
 }
 # Verbs that are methods: how they are called.
@@ -240,14 +240,14 @@ def accepted(queue: str, **more: Any) -> Changes[Any]:
 @scenario(Claims.claim)
 async def claim_one_with_a_webhook(database: Database) -> tuple[Changes[Any], Changes[Any]]:
     job_id = await put_one(database, webhook_url=URL)
-    said = await Claims(database).claim("default", ["noop"], [Seat("w", 1, 30)])
+    said = await Claims(database).claim("default", ["noop"], [Claimant("w", 1, 30)])
     return said, Changes(jobs={job_id}, webhooks=[(job_id, URL)], counts=counted((CLAIMED,)))
 
 
 @scenario(Claims.claim_whole)
 async def claim_for_a_worker_over_http(database: Database) -> tuple[Changes[Any], Changes[Any]]:
     job_id = await put_one(database)
-    said = await Claims(database).claim_whole("default", ["noop"], [Seat("w", 1, 30)])
+    said = await Claims(database).claim_whole("default", ["noop"], [Claimant("w", 1, 30)])
     return said, Changes(jobs={job_id}, counts=counted((CLAIMED,)))
 
 

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 
 from app.store import low_water
-from app.store.claims import Claims, Seat
+from app.store.claims import Claimant, Claims
 from app.store.database import Database
 from app.store.heads import Head, HeadsWalk, heads_of
 from app.store.job import ClaimedJob
@@ -132,7 +132,7 @@ async def test_several_seats_share_one_claim_in_order(database: Database) -> Non
     for _ in range(6):
         await put_one(database)
     claimed = await Claims(database).claim_whole(
-        "default", ["noop"], [Seat("w1", 2, 10), Seat("w2", 1, 20), Seat("w3", 2, 30)]
+        "default", ["noop"], [Claimant("w1", 2, 10), Claimant("w2", 1, 20), Claimant("w3", 2, 30)]
     )
     assert [(record.worker, record.lease_seconds) for record in claimed.answers] == [
         ("w1", 10),

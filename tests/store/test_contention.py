@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 
 from app.jobs.states import Verb
 from app.store.claims import Claims
+from app.store.control import cancel, delete, revive
 from app.store.database import Database
 from app.store.enqueue import enqueue
 from app.store.idempotency import Submission
 from app.store.promote import promote
 from app.store.settle import Settlement, heartbeat, settle
-from app.store.steer import cancel, delete, revive
 from app.store.sweep import sweep
 from tests.patience import turn_of_the_loop
 from tests.store import invariants
@@ -73,7 +73,7 @@ class Crowd:
         for job_id in self.some(2):
             await cancel(self.database, [job_id], TENANT, None)
 
-    async def steer(self) -> None:
+    async def control(self) -> None:
         for job_id in self.some(6):
             if not (await revive(self.database, [job_id], TENANT)).answers and random.random() < 0.2:
                 await delete(self.database, [job_id], TENANT)
@@ -115,7 +115,7 @@ async def test_all_verbs_at_once_on_the_same_rows_do_not_deadlock(database_url: 
             while not await walked(database) >= VERBS:
                 ends = time.monotonic() + SECONDS
                 async with asyncio.TaskGroup() as group:
-                    for name in ("submit", "claim", "settle", "heartbeat", "cancel", "steer", "pass_time"):
+                    for name in ("submit", "claim", "settle", "heartbeat", "cancel", "control", "pass_time"):
                         for _ in range(2):
                             group.create_task(crowd.keep_on(name, getattr(crowd, name), ends))
         assert min(crowd.done.values()) >= 5, crowd.done

@@ -1,6 +1,6 @@
 """depends_on in the store: however many wait for a job, all of them are told when it ends."""
 
-from app.engine.gatekeeper import Gatekeeper
+from app.engine.unblocker import Unblocker
 from app.events.hub import Hub
 from app.store import dependencies
 from app.store.changes import Changes
@@ -29,9 +29,9 @@ async def test_all_who_wait_for_a_job_are_let_go_without_waiting_for_a_repair(da
     await database.execute(WAIT_FOR, first, 5_500, "0")
     await database.execute(ENDS, first)
     hub = Hub(database, None, 60)
-    gatekeeper = Gatekeeper(database, hub, QueueBook(database), 3600)
+    unblocker = Unblocker(database, hub, QueueBook(database), 3600)
     hub.announce(Changes(ended={first}))
-    await gatekeeper.stop()
+    await unblocker.stop()
     assert await database.fetchval(LEFT) == 0
     assert await database.fetchval("SELECT count(*) FROM dependencies") == 0
 

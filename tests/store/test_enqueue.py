@@ -8,10 +8,10 @@ import pytest
 
 from app.errors import IdempotencyMismatch, InvalidRequest, JobTerminal
 from app.jobs.submission import NewJob
+from app.store.control import cancel
 from app.store.database import Database
 from app.store.enqueue import enqueue
 from app.store.idempotency import Receipt, Submission
-from app.store.steer import cancel
 from tests.store import invariants
 from tests.store.making import TENANT, claim, claim_one, job, log_of, put, put_one, row_of, running
 

@@ -90,4 +90,4 @@ async def test_the_first_plans_go_by_index_from_few_rows_to_few_rows(database: D
 
 def test_the_statements_are_found() -> None:
     names = {name for name, _ in statements()}
-    assert names >= WALKS | {"settle.SETTLE", "claims.CLAIM_TO_RUN", "outbox.RECORD", "steer.CANCEL"}
+    assert names >= WALKS | {"settle.SETTLE", "claims.CLAIM_TO_RUN", "outbox.RECORD", "control.CANCEL"}

@@ -1,4 +1,4 @@
-"""Low-water marks: every rank in exactly one band, best first, and a mark that is wrong is only slow."""
+"""Low-water marks: every rank in exactly one span, best first, and a mark that is wrong is only slow."""
 
 import itertools
 import time
@@ -49,7 +49,7 @@ def test_neighbouring_ranks_leave_no_empty_band_between() -> None:
     marks = LowWater()
     marks.ranges("q", ["a"])
     marks.learn("q", [claimed(1), claimed(0), claimed(-1)])
-    assert [(band.low, band.high) for band in marks.ranges("q", ["a"])] == [
+    assert [(span.low, span.high) for span in marks.ranges("q", ["a"])] == [
         (2, HIGHEST),
         (1, 1),
         (0, 0),
@@ -68,17 +68,17 @@ def test_every_rank_of_every_lane_is_in_exactly_one_band_and_better_ranks_come_f
     marks = LowWater()
     marks.ranges("q", lanes)
     marks.learn("q", [claimed(rank, lane=lane) for lane, rank in learnt])
-    bands = marks.ranges("q", lanes)
+    found = marks.ranges("q", lanes)
     for lane in lanes:
-        own = [(band.low, band.high) for band in bands if band.lane == lane]
+        own = [(span.low, span.high) for span in found if span.lane == lane]
         assert own[0][1] == HIGHEST
         assert own[-1][0] == LOWEST
         for (low, high), (next_low, next_high) in itertools.pairwise(own):
             assert low <= high
             assert next_high == low - 1
             assert next_low <= next_high
-    # All lanes' bands of one range stand together: a better rank of any lane goes before a worse one.
-    ranges = [(band.low, band.high) for band in bands]
+    # All lanes' found of one range stand together: a better rank of any lane goes before a worse one.
+    ranges = [(span.low, span.high) for span in found]
     assert ranges == sorted(ranges, reverse=True)
 
 

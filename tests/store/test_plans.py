@@ -16,7 +16,7 @@ import pytest
 
 from app.embedded import EmbeddedPostgres
 from app.jobs.ids import id_floor
-from app.store.claims import Claims, Seat
+from app.store.claims import Claimant, Claims
 from app.store.database import IN_ORDER, Database
 from app.store.heads import HEADS, HEADS_OF
 from app.store.job import ClaimedJob
@@ -159,7 +159,7 @@ async def explain_claim(
         queue,
         [made_up(ClaimedJob, lane=lane, rank=rank, ready_at=long_ago) for lane in lanes for rank in ranks],
     )
-    await claims.claim(queue, lanes, [Seat("w", limit, 30)])
+    await claims.claim(queue, lanes, [Claimant("w", limit, 30)])
     statement, arguments = recorder.said
     return await explain(url, statement, *arguments, generic=generic)
 

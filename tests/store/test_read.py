@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from ulid import ULID
 
+from app.store.control import cancel
 from app.store.database import Database
 from app.store.read import (
     POSITION_LIMIT,
@@ -18,7 +19,6 @@ from app.store.read import (
     moved_past,
     queue_position,
 )
-from app.store.steer import cancel
 from tests.store.making import TENANT, claim_one, job, put, put_one, running
 
 

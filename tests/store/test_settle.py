@@ -9,9 +9,9 @@ import pytest
 from app.jobs.retry import DEFAULT_BACKOFF_SECONDS
 from app.jobs.states import Verb
 from app.store.changes import Changes
+from app.store.control import cancel
 from app.store.database import Database
 from app.store.settle import Settled, Settlement, heartbeat, settle
-from app.store.steer import cancel
 from tests.store import invariants
 from tests.store.making import (
     TENANT,

@@ -20,12 +20,12 @@ from hypothesis.stateful import (
 
 from app.jobs.states import LIVE, RUNNING, TERMINAL, TRANSITIONS, State, Verb, allows
 from app.store.claims import Claims
+from app.store.control import cancel, delete, revive
 from app.store.database import Database
 from app.store.enqueue import enqueue
 from app.store.idempotency import Receipt, Submission
 from app.store.promote import promote
 from app.store.settle import Settlement, heartbeat, settle
-from app.store.steer import cancel, delete, revive
 from app.store.sweep import sweep
 from tests.store import invariants
 from tests.store.making import TENANT, claim, job
@@ -166,20 +166,20 @@ class Machine(RuleBasedStateMachine):
     def cancel(self, data: st.DataObject, reason: str | None) -> None:
         model = self.some(data, set(State))
         assert model is not None
-        steered = self.run(cancel(self.database, [model.id], TENANT, reason)).answers
-        assert [each.job_id for each in steered] == [model.id]
+        controlled = self.run(cancel(self.database, [model.id], TENANT, reason)).answers
+        assert [each.job_id for each in controlled] == [model.id]
         if model.state is State.QUEUED:
             model.cancelling = True
             model.move(Verb.CANCEL)
-            assert (steered[0].changed, steered[0].requested) == (True, False)
+            assert (controlled[0].changed, controlled[0].requested) == (True, False)
         elif model.state in RUNNING:
-            assert steered[0].requested
-            assert steered[0].changed is not model.cancelling
+            assert controlled[0].requested
+            assert controlled[0].changed is not model.cancelling
             if not model.cancelling:
                 model.cancelling = True
                 model.events.append(("cancel_requested", "cancel"))
         else:
-            assert (steered[0].changed, steered[0].requested) == (False, False)
+            assert (controlled[0].changed, controlled[0].requested) == (False, False)
 
     @rule(data=st.data())
     @precondition(lambda self: self.jobs)

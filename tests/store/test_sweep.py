@@ -9,9 +9,9 @@ import pytest
 
 from app.jobs.states import Verb
 from app.store import sweep as sweep_module
+from app.store.control import cancel
 from app.store.database import Database
 from app.store.settle import Settlement, heartbeat, settle
-from app.store.steer import cancel
 from app.store.sweep import ONE_AT_A_TIME, Swept, sweep
 from tests.store import invariants
 from tests.store.making import (

@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
+from app.store.control import delete
 from app.store.database import Database
-from app.store.steer import delete
 from app.store.usage import book, sums
 from tests.api.test_usage import OLD_ROWS
 from tests.store.making import TENANT, job, put

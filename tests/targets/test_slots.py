@@ -13,7 +13,7 @@ from app.executors.protocol import ClaimedJob, RunContext
 from app.foreman import Foreman
 from app.jobs.outcomes import Outcome
 from app.store.changes import Changes
-from app.store.claims import Claims, Seat
+from app.store.claims import Claimant, Claims
 from app.store.database import Database
 from app.store.heads import heads_of
 from app.store.holdings import renew, shrink, take
@@ -60,8 +60,8 @@ async def test_a_stalled_process_keeps_the_slots_that_its_calls_use(database: Da
     """Its hold runs out, because it cannot renew it; the calls at the target go on."""
     await put_one(database, lane="llm|||m")
     assert await take(database, "gpu", "stalled:00000000", total=2, wanted=2, lease_seconds=0.01) == 2
-    seats = [Seat("stalled", 1, 3600)]
-    [job] = (await Claims(database).claim("default", ["llm|||m"], seats, runs_on="gpu")).answers
+    claimants = [Claimant("stalled", 1, 3600)]
+    [job] = (await Claims(database).claim("default", ["llm|||m"], claimants, runs_on="gpu")).answers
     # The hold is over as soon as renewing fails.
 
     async def renewing_fails() -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.webhooks.dispatcher import LADDER_SECONDS, next_delay
+from app.webhooks.deliverer import LADDER_SECONDS, next_delay
 
 
 def test_the_ladder_is_the_one_that_is_documented() -> None:

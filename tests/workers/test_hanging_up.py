@@ -13,9 +13,9 @@ import pytest
 
 from app.config import Settings
 from app.embedded import EmbeddedPostgres
-from app.engine.claimdesk import Claimer
+from app.engine.remote_claims import Claimer
 from app.foreman import Foreman
-from app.store.claims import Seat
+from app.store.claims import Claimant
 from app.store.database import Database
 from app.store.locks import lock_number
 from tests.conftest import Server
@@ -150,10 +150,10 @@ async def test_a_claim_that_is_cut_off_by_the_shutdown_gives_back(
     foreman = Foreman(Settings(database_url=database_url))
     await foreman.database.open()
     await foreman.queues.book.refresh()
-    desk = foreman.house.claim_desk
+    desk = foreman.services.remote_claims
     async with held_up(database_url, queue, 1) as waiting:
         claiming = asyncio.create_task(
-            desk.claim(Claimer([f"{queue}-other", queue], ("held",), Seat("w", 2, 30)), 0)
+            desk.claim(Claimer([f"{queue}-other", queue], ("held",), Claimant("w", 2, 30)), 0)
         )
         await asyncio.wait_for(waiting.wait(), 25)
         claiming.cancel()

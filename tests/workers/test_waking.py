@@ -87,7 +87,7 @@ class Place:
         assert job["job_id"] == (job_id or made)
 
     async def _is_waiting(self) -> None:
-        """Its first look is over: presence is noted before it, and a claim that comes later is looked for later."""
+        """Its first look is over: worker_directory is noted before it, and a claim that comes later is looked for later."""
         await self.claim()
         await self.claim()
 

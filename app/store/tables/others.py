@@ -81,7 +81,7 @@ class UsageDay(SQLModel, table=True):
     decode_seconds: float = seconds(null=False)
 
 
-class WorkerPresence(SQLModel, table=True):
+class KnownWorker(SQLModel, table=True):
     """Who is about; for operators only, never for correctness."""
 
     __tablename__ = "workers"

@@ -1,4 +1,4 @@
-"""The gatekeeper: when a job leaves, lets in those who waited for it.
+"""The unblocker: when a job leaves, lets in those who waited for it.
 
 It hears of all changes. It hands out the places of keys that were left, releases or cancels those that
 depended on a job, and says when a queue with max_running has room. All of that comes after the commit that
@@ -23,7 +23,7 @@ BATCH = 500
 AGAIN_SECONDS = 0.02
 
 
-class Gatekeeper(Loop):
+class Unblocker(Loop):
     def __init__(
         self,
         database: Database,
@@ -40,7 +40,7 @@ class Gatekeeper(Loop):
         self._ended: set[str] = set()
         self._repaired_at = 0.0
         self._place = Place()
-        super().__init__("gatekeeper", self._run_once, interval=repair_seconds)
+        super().__init__("unblocker", self._run_once, interval=repair_seconds)
         hub.subscribe(self._heard)
 
     async def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The dispatcher: claims what is due, sends it, records what became of it. Every process runs one.
+"""The deliverer: claims what is due, sends it, records what became of it. Every process runs one.
 
 A chain is one job's deliveries, one after the other: the next leaves once the one before is recorded as over.
 A process that dies loses nothing: its leases run out and another takes over; what it had sent but not yet
@@ -51,7 +51,7 @@ _HOST = re.compile(r"[^:]+://([^/?#]+)")
 _OUTCOMES = {name: WEBHOOK_TRIES.labels(name) for name in ("delivered", "retried", "given_up", "refused")}
 
 
-class Dispatcher:
+class Deliverer:
     def __init__(
         self,
         database: Database,

@@ -99,7 +99,7 @@ class LiveOutput:
         self._joined += len(parts)
 
 
-class Feed:
+class LiveOutputs:
     """The live outputs of this process's running jobs."""
 
     def __init__(self, on_open: Callable[[str], None] = lambda _: None) -> None:

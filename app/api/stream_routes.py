@@ -1,4 +1,4 @@
-"""The entrance for event streams: answered without the framework's layers, and let in a few at a time.
+"""Event streams at the edge: answered without the framework's layers, and let in a few at a time.
 
 After a restart all streams come back at once. Each is a small piece of work until its first byte and next to
 none after it; let in a few at a time, they do not keep those waiting who submit a job meanwhile.
@@ -21,7 +21,7 @@ EVENT_STREAM = b"text/event-stream"
 BEGINNING = 4
 
 
-class Entrance:
+class StreamRoutes:
     def __init__(self, app: FastAPI, routes: Iterable[Route]) -> None:
         self._app = app
         self._routes = [(compile_path(route.path)[0], route) for route in routes]

@@ -1,4 +1,4 @@
-"""The dispatcher: gives LLM jobs to targets.
+"""Gives LLM jobs to targets.
 
 A target with free slots looks at the head of every lane it can serve and chooses (targets/affinity.py). Slots
 are exact over all replicas (engine/slots.py). Jobs that only sleeping targets could serve are
@@ -19,7 +19,7 @@ from app.events.hub import Hub
 from app.executors.llm import LlmExecutor, UnservedExecutor
 from app.loops.loop import Loop
 from app.store.changes import Changes
-from app.store.claims import Claims, Seat
+from app.store.claims import Claimant, Claims
 from app.store.database import Database
 from app.store.heads import Head, HeadsWalk, heads_of
 from app.store.job import ClaimedJob
@@ -35,7 +35,7 @@ UNSERVED_SLOTS = 64
 PARK_BATCH = 1000
 
 
-class Dispatcher(Loop):
+class TargetDispatcher(Loop):
     """One per worker process."""
 
     def __init__(
@@ -211,7 +211,7 @@ class Dispatcher(Loop):
     async def _claim(
         self, target: Target, pool: Pool, queue: str, lane: str, limit: int, resident: str
     ) -> list[ClaimedJob]:
-        jobs = await self._claim_from(queue, [lane], self._worker.seat(queue, limit), runs_on=target.name)
+        jobs = await self._claim_from(queue, [lane], self._worker.claimant(queue, limit), runs_on=target.name)
         if jobs:
             # The claim may have outlasted the hold on the slots; what has none left goes back.
             room = await self.slots.confirm(target.name, pool.slots, len(jobs))
@@ -227,11 +227,11 @@ class Dispatcher(Loop):
         return jobs
 
     async def _claim_from(
-        self, queue: str, lanes: Sequence[str], seat: Seat, *, runs_on: str | None = None
+        self, queue: str, lanes: Sequence[str], claimant: Claimant, *, runs_on: str | None = None
     ) -> list[ClaimedJob]:
         """One queue's trouble is not the others'; when it is asked again is up to `Claims`."""
         try:
-            changes = await self._claims.claim(queue, lanes, [seat], runs_on=runs_on)
+            changes = await self._claims.claim(queue, lanes, [claimant], runs_on=runs_on)
         except Unavailable:
             raise
         except Exception:
@@ -276,6 +276,6 @@ class Dispatcher(Loop):
                 return True
             if not free:
                 return False
-            jobs = await self._claim_from(queue, still, self._worker.seat(queue, free))
+            jobs = await self._claim_from(queue, still, self._worker.claimant(queue, free))
             self._worker.begin(self._unserved, jobs)
         return False

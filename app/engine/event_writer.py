@@ -1,9 +1,9 @@
-"""The scribe: writes down what running jobs say: output, progress, logs.
+"""Writes down what running jobs say: output, progress, logs.
 
 Output is gathered so that a job writes at most one row per 100 ms, however fast its tokens come, and all jobs
 write on the same beat, so that their rows share a statement. A run that has said plain text only and is over
 before its first row leaves none: its result says it all.
-Listeners in this process wait for none of that (see events/feed.py).
+Listeners in this process wait for none of that (see events/live_output.py).
 """
 
 import asyncio
@@ -17,8 +17,8 @@ import orjson
 import structlog
 
 from app.errors import Unavailable
-from app.events.feed import Feed, LiveOutput, Part, width
 from app.events.hub import Hub
+from app.events.live_output import LiveOutput, LiveOutputs, Part, width
 from app.loops.batcher import Batcher
 from app.store.database import Database
 from app.store.events import Appended, NewEvent, append
@@ -33,10 +33,10 @@ MAX_ROWS = 500
 ROW_BYTES = 2048
 
 
-class Scribe:
+class EventWriter:
     """Appends events in natural batches and tells the hub."""
 
-    def __init__(self, database: Database, hub: Hub, feed: Feed) -> None:
+    def __init__(self, database: Database, hub: Hub, feed: LiveOutputs) -> None:
         self._database = database
         self._hub = hub
         self.feed = feed
@@ -69,10 +69,12 @@ def _weight(event: NewEvent) -> int:
 class Transcript:
     """What one run says. `say` never waits; `finish` returns when everything is written down."""
 
-    def __init__(self, scribe: Scribe, job_id: str, lease_token: str, attempt: int, run: int) -> None:
+    def __init__(
+        self, event_writer: EventWriter, job_id: str, lease_token: str, attempt: int, run: int
+    ) -> None:
         """`run` is the seq of the claim: unlike the attempt's number, no two runs share it."""
         self._run = run
-        self._scribe = scribe
+        self._event_writer = event_writer
         self._job_id = job_id
         self._lease_token = lease_token
         self._attempt = attempt
@@ -84,7 +86,7 @@ class Transcript:
 
     def open(self) -> LiveOutput:
         if self._live is None:
-            self._live = self._scribe.feed.open(self._job_id, self._run)
+            self._live = self._event_writer.feed.open(self._job_id, self._run)
         return self._live
 
     def say(self, part: Part) -> None:
@@ -98,7 +100,7 @@ class Transcript:
 
     async def note(self, type_: str, data: dict[str, Any], *, progress: dict[str, Any] | None = None) -> bool:
         """Progress or a log entry; False when the lease is lost."""
-        written = await self._scribe.append(
+        written = await self._event_writer.append(
             NewEvent(
                 self._job_id,
                 type_,
@@ -120,7 +122,7 @@ class Transcript:
     def close(self, result: str | None = None) -> None:
         """The run is settled: listeners go on with the job's end, which is `result` if that made it done."""
         if self._live is not None:
-            self._scribe.feed.close(self._job_id, self._live, result)
+            self._event_writer.feed.close(self._job_id, self._live, result)
 
     async def _write(self) -> None:
         """One row at every other beat, unless the run has ended."""
@@ -136,10 +138,10 @@ class Transcript:
                 self._writer = None
                 return
             try:
-                await self._scribe.append(self._event(row))
+                await self._event_writer.append(self._event(row))
             except Unavailable:
                 # The log is the second copy; the result, which follows, is complete by itself.
-                log.debug("scribe.output_not_written", job_id=self._job_id)
+                log.debug("event_writer.output_not_written", job_id=self._job_id)
 
     def _event(self, parts: list[Part]) -> NewEvent:
         text = "".join(part for part in parts if isinstance(part, str))

@@ -1,30 +1,30 @@
-"""Presence: remembers which workers were seen and writes it down now and then."""
+"""Remembers which workers were seen and writes it down now and then."""
 
 from app.loops.loop import Loop
 from app.store.database import Database
 from app.store.remembered import Remembered
-from app.store.workers import Presence, seen
+from app.store.workers import WorkerReport, seen
 
 WRITE_SECONDS = 5.0
 BATCH = 1000
 
 
-class PresenceBook(Loop):
+class WorkerDirectory(Loop):
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._seen: dict[tuple[str, str], Presence] = {}
+        self._seen: dict[tuple[str, str], WorkerReport] = {}
         self._written: Remembered[tuple[str, str], None] = Remembered()
-        self._own: Presence | None = None
-        super().__init__("presence", self._write, interval=WRITE_SECONDS)
+        self._own: WorkerReport | None = None
+        super().__init__("worker-directory", self._write, interval=WRITE_SECONDS)
 
-    def introduce(self, own: Presence) -> None:
+    def introduce(self, own: WorkerReport) -> None:
         """This process's own worker: about as long as the process is."""
         self._own = own
 
-    def saw(self, presence: Presence) -> None:
+    def saw(self, worker_directory: WorkerReport) -> None:
         """Somebody asked for work. Whoever is new is written down at once, the others every few seconds."""
-        who = (presence.tenant, presence.name)
-        self._seen[who] = presence
+        who = (worker_directory.tenant, worker_directory.name)
+        self._seen[who] = worker_directory
         if who not in self._written:
             self._written.put(who, None)
             self.wake()

@@ -1,4 +1,4 @@
-"""The bulletin: the events of all jobs, for operators who watch the whole house.
+"""The events of all jobs, for operators who watch all of them.
 
 Readers at the same place share one query and its answer, so that a room full of dashboards costs as much as
 one. Hints make it quick; without them it is read every poll interval.
@@ -16,7 +16,7 @@ KEPT_INSTALLMENTS = 8
 FIRST_LOOK_SECONDS = 0.02
 
 
-class Bulletin:
+class SharedFeed:
     def __init__(self, database: Database, poll_seconds: float) -> None:
         self._database = database
         self.poll_seconds = poll_seconds
@@ -49,23 +49,23 @@ class Bulletin:
             del self._installments[place]
 
 
-class BulletinReader:
-    """One reader's way through the bulletin."""
+class SharedFeedReader:
+    """One reader's way through the shared_feed."""
 
-    def __init__(self, bulletin: Bulletin, place: Place) -> None:
-        self._bulletin = bulletin
+    def __init__(self, shared_feed: SharedFeed, place: Place) -> None:
+        self._shared_feed = shared_feed
         self.place = place
         self.alarm = Alarm()
         self._misses = 0
 
     async def next(self, timeout: float) -> Installment | None:
         """The following installment; None, after a rest that the alarm cuts short, when there is none."""
-        found = await self._bulletin.after(self.place)
+        found = await self._shared_feed.after(self.place)
         self.place = found.next_place
         if found.events:
             self._misses = 0
             return found
-        rest = min(self._bulletin.poll_seconds, FIRST_LOOK_SECONDS * 2**self._misses, timeout)
+        rest = min(self._shared_feed.poll_seconds, FIRST_LOOK_SECONDS * 2**self._misses, timeout)
         if await self.alarm.wait(rest):
             self._misses = 0
         else:

@@ -6,7 +6,7 @@ from typing import Any
 
 from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.tail import ALL_IT_OWNED, EVENT_AND_OUTBOX, MOVED
+from app.store.effects import ALL_IT_OWNED, EVENT_AND_OUTBOX, MOVED
 from app.store.tallies import tally
 from app.store.usage import booking
 

@@ -19,8 +19,8 @@ from app.secretbox import SecretBox
 from app.store.database import Database
 from app.store.outbox import redeliver
 from app.store.settle import Settlement, settle
-from app.webhooks import circuit, dispatcher
-from app.webhooks.dispatcher import LADDER_SECONDS, Dispatcher, host_of
+from app.webhooks import circuit, deliverer
+from app.webhooks.deliverer import LADDER_SECONDS, Deliverer, host_of
 from app.webhooks.send import Sender
 from tests.conftest import free_port
 from tests.outbound.receivers import Receiver, Visit
@@ -40,9 +40,9 @@ async def dispatching(
     host_concurrency: int = 32,
     poll_seconds: float = 0.05,
     hub: Hub | None = None,
-) -> AsyncIterator[Dispatcher]:
+) -> AsyncIterator[Deliverer]:
     client = GuardedClient(policy or AddressPolicy(allow_loopback=True))
-    running = Dispatcher(
+    running = Deliverer(
         database,
         hub or Hub(database, None, 1),
         Sender(client, box, server_secrets, database),
@@ -382,8 +382,8 @@ async def test_while_the_circuit_is_open_what_is_long_overdue_counts_as_tried(da
 
 
 async def test_a_long_answer_keeps_its_lease(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatcher, "LEASE_SECONDS", 0.6)
-    monkeypatch.setattr(dispatcher, "RENEW_SECONDS", 0.1)
+    monkeypatch.setattr(deliverer, "LEASE_SECONDS", 0.6)
+    monkeypatch.setattr(deliverer, "RENEW_SECONDS", 0.1)
     release = asyncio.Event()
 
     async def script(visit: Visit) -> None:

@@ -1,7 +1,7 @@
-"""Lines: the long answers that this process is giving. How many there may be, and how one is held open.
+"""The long answers that this process is giving: how many there may be, and how one is held open.
 
-A line costs its own request's task, one that waits for the caller to hang up, and a timer: nothing else while
-nothing happens. A reader that does not read is hung up on by the server's protocol (app/server/protocol.py).
+A stream costs its own request's task, one that waits for the caller to hang up, and a timer: nothing else
+while nothing happens. A reader that does not read is hung up on by the server's protocol (app/server/protocol.py).
 """
 
 import asyncio
@@ -23,8 +23,8 @@ HEADERS = [
 ]
 
 
-class Lines:
-    """Counts the open lines."""
+class OpenStreams:
+    """Counts the open streams."""
 
     def __init__(self, limit: int, keep_alive_seconds: float) -> None:
         self._limit = limit
@@ -32,7 +32,7 @@ class Lines:
         self.keep_alive_seconds = keep_alive_seconds
 
     @contextlib.contextmanager
-    def line(self, of: str) -> Iterator[None]:
+    def place(self, of: str) -> Iterator[None]:
         """A place for one; raises RateLimited when all are taken."""
         if self._open >= self._limit:
             STREAMS_REFUSED.inc()
@@ -58,7 +58,7 @@ def is_stream(scope: Scope) -> None:
     scope["state"]["stream"] = True
 
 
-class Line:
+class OpenStream:
     """One open answer: `begin` it, `say` what there is; `gone` once the caller has hung up."""
 
     def __init__(self, send: Send, hanging_up: "asyncio.Future[None]") -> None:
@@ -86,30 +86,32 @@ class Line:
 
 
 @contextlib.asynccontextmanager
-async def answering(receive: Receive, send: Send, on_hang_up: Callable[[], object]) -> AsyncIterator[Line]:
+async def answering(
+    receive: Receive, send: Send, on_hang_up: Callable[[], object]
+) -> AsyncIterator[OpenStream]:
     """An answer that is still to begin; it is complete when the block is left without an error."""
     hanging_up = asyncio.ensure_future(_hang_up(receive))
     hanging_up.add_done_callback(lambda _: on_hang_up())
     try:
-        line = Line(send, hanging_up)
-        yield line
-        await line.end()
+        stream = OpenStream(send, hanging_up)
+        yield stream
+        await stream.end()
     finally:
         hanging_up.cancel()
 
 
 @contextlib.asynccontextmanager
-async def open_line(
+async def open_stream(
     receive: Receive,
     send: Send,
     media_type: str,
     on_hang_up: Callable[[], None],
     headers: Sequence[tuple[bytes, bytes]] = (),
-) -> AsyncIterator[Line]:
+) -> AsyncIterator[OpenStream]:
     """Begin a stream of unknown length."""
-    async with answering(receive, send, on_hang_up) as line:
-        await line.begin(200, [(b"content-type", media_type.encode()), *HEADERS, *headers])
-        yield line
+    async with answering(receive, send, on_hang_up) as stream:
+        await stream.begin(200, [(b"content-type", media_type.encode()), *HEADERS, *headers])
+        yield stream
 
 
 async def _hang_up(receive: Receive) -> None:

@@ -5,50 +5,48 @@ from typing import cast
 
 from starlette.requests import Request
 
-from app.api.lines import Lines
+from app.api.open_streams import OpenStreams
 from app.artifacts.store import ArtifactStore
 from app.config import Settings
-from app.engine.claimdesk import ClaimDesk
 from app.engine.claimers import Claimers
+from app.engine.event_writer import EventWriter
 from app.engine.intake import Intake
 from app.engine.leases import Leases
-from app.engine.presence import PresenceBook
 from app.engine.queues import Queues
-from app.engine.scribe import Scribe
+from app.engine.remote_claims import RemoteClaims
 from app.engine.settler import Settler
-from app.events.bulletin import Bulletin
-from app.events.feed import Feed
+from app.engine.worker_directory import WorkerDirectory
 from app.events.hub import Hub
+from app.events.live_output import LiveOutputs
+from app.events.shared_feed import SharedFeed
 from app.jobs.lanes import DEFAULT_TENANT
 from app.store.database import Database
 from app.targets.registry import Registry
-from app.webhooks.dispatcher import Dispatcher
 
 
 @dataclass(slots=True)
-class House:
+class Services:
     settings: Settings
     database: Database
     hub: Hub
-    feed: Feed
+    feed: LiveOutputs
     intake: Intake
     settler: Settler
-    scribe: Scribe
+    event_writer: EventWriter
     leases: Leases
-    claim_desk: ClaimDesk
-    presence: PresenceBook
+    remote_claims: RemoteClaims
+    worker_directory: WorkerDirectory
     newest_revision: str
-    lines: Lines
-    bulletin: Bulletin
+    streams: OpenStreams
+    shared_feed: SharedFeed
     artifacts: ArtifactStore
     queues: Queues
-    dispatcher: Dispatcher
     targets: Registry
     claimers: Claimers
 
 
-def house_of(request: Request) -> House:
-    return cast(House, request.app.state.house)
+def services_of(request: Request) -> Services:
+    return cast(Services, request.app.state.services)
 
 
 def tenant_of(request: Request) -> str:  # noqa: ARG001 - identity comes from the request once there are keys

@@ -1,4 +1,4 @@
-"""The claim desk: where workers over HTTP ask for jobs.
+"""Claims by workers over HTTP.
 
 Claims for the same queue and lanes that come in together are one statement (natural batching), and its
 jobs are dealt out in the order of asking. A claimer that goes away empty-handed may wait: it is woken
@@ -23,7 +23,7 @@ from app.jobs.lanes import worker_tenant
 from app.jobs.states import Verb
 from app.loops.batcher import Batcher
 from app.store.changes import Changes
-from app.store.claims import Claims, Seat
+from app.store.claims import Claimant, Claims
 from app.store.database import Database
 from app.store.heads import heads_of
 from app.store.job import LeasedJob
@@ -32,7 +32,7 @@ from app.store.settle import Settlement
 
 log = structlog.get_logger()
 
-MAX_SEATS = 1000
+MAX_CLAIMED = 1000
 # Batchers of queues and lanes that nobody has asked for in a while are forgotten.
 MAX_COUNTERS = 1000
 DRAIN_SECONDS = 5.0
@@ -55,7 +55,7 @@ class Claimer:
 
     queues: Sequence[str]
     lanes: Lanes
-    seat: Seat
+    claimant: Claimant
     gone: bool = False
     woken: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -64,7 +64,7 @@ class Claimer:
         self.woken.set()
 
 
-class ClaimDesk:
+class RemoteClaims:
     def __init__(
         self,
         database: Database,
@@ -80,7 +80,7 @@ class ClaimDesk:
         self._claims = claims
         self._settler = settler
         self._lease_seconds = lease_seconds
-        self._counters: Remembered[tuple[str, Lanes], Batcher[Seat, Jobs]] = Remembered(MAX_COUNTERS)
+        self._counters: Remembered[tuple[str, Lanes], Batcher[Claimant, Jobs]] = Remembered(MAX_COUNTERS)
         # By queue, then by what they wait for there.
         self._waiting: dict[str, dict[str | AnyLane, set[Claimer]]] = {}
         # The loop keeps only weak references to tasks.
@@ -88,7 +88,7 @@ class ClaimDesk:
         hub.subscribe(self._heard)
 
     async def claim(self, claimer: Claimer, wait_seconds: float) -> Jobs:
-        """Up to `seat.limit` jobs; waits for the first one if there is none."""
+        """Up to `claimant.limit` jobs; waits for the first one if there is none."""
         if wait_seconds <= 0:
             return await self._look(claimer)
         ends = time.monotonic() + wait_seconds
@@ -166,11 +166,11 @@ class ClaimDesk:
         problem: Exception | None = None
         answered = False
         for queue in claimer.queues:
-            room = claimer.seat.limit - len(claimed)
+            room = claimer.claimant.limit - len(claimed)
             if room <= 0 or claimer.gone:
                 break
             try:
-                claimed += await self._ask(queue, claimer.lanes, self._seat(claimer, queue, room))
+                claimed += await self._ask(queue, claimer.lanes, self._claimant(claimer, queue, room))
                 answered = True
             except asyncio.CancelledError:
                 self.give_back(claimed)
@@ -186,12 +186,14 @@ class ClaimDesk:
             raise problem
         return claimed
 
-    def _seat(self, claimer: Claimer, queue: str, room: int) -> Seat:
-        lease_seconds = claimer.seat.lease_seconds or self._claims.lease_seconds(queue, self._lease_seconds)
-        return replace(claimer.seat, limit=room, lease_seconds=lease_seconds)
+    def _claimant(self, claimer: Claimer, queue: str, room: int) -> Claimant:
+        lease_seconds = claimer.claimant.lease_seconds or self._claims.lease_seconds(
+            queue, self._lease_seconds
+        )
+        return replace(claimer.claimant, limit=room, lease_seconds=lease_seconds)
 
-    async def _ask(self, queue: str, lanes: Lanes, seat: Seat) -> Jobs:
-        answer = self._counter(queue, lanes).submit(seat)
+    async def _ask(self, queue: str, lanes: Lanes, claimant: Claimant) -> Jobs:
+        answer = self._counter(queue, lanes).submit(claimant)
         try:
             # The statement is not this claimer's alone and goes on without it; so does what it brings.
             return await asyncio.shield(answer)
@@ -217,18 +219,18 @@ class ClaimDesk:
             # The lease decides.
             log.warning("claim.not_given_back", job_id=job.id)
 
-    def _counter(self, queue: str, lanes: Lanes) -> Batcher[Seat, Jobs]:
+    def _counter(self, queue: str, lanes: Lanes) -> Batcher[Claimant, Jobs]:
         counter = self._counters.get((queue, lanes))
         if counter is None:
 
-            async def flush(seats: Sequence[Seat]) -> Sequence[Jobs | Exception]:
-                return await self._claim(queue, lanes, seats)
+            async def flush(claimants: Sequence[Claimant]) -> Sequence[Jobs | Exception]:
+                return await self._claim(queue, lanes, claimants)
 
-            counter = Batcher(flush, max_weight=MAX_SEATS, weight=lambda seat: seat.limit)
+            counter = Batcher(flush, max_weight=MAX_CLAIMED, weight=lambda claimant: claimant.limit)
             self._counters.put((queue, lanes), counter)
         return counter
 
-    async def _claim(self, queue: str, lanes: Lanes, seats: Sequence[Seat]) -> list[Jobs | Exception]:
+    async def _claim(self, queue: str, lanes: Lanes, claimants: Sequence[Claimant]) -> list[Jobs | Exception]:
         if isinstance(lanes, AnyLane):
             # Looked up each time: what there is to run is not known in advance.
             found = await heads_of(self._database, [queue])
@@ -237,18 +239,18 @@ class ClaimDesk:
             names = list(lanes)
         claimed: Jobs = []
         if names:
-            changes = await self._claims.claim_whole(queue, names, seats)
+            changes = await self._claims.claim_whole(queue, names, claimants)
             self._hub.announce(changes)
             claimed = changes.answers
-        # The statement seated its rows in an order of its own; the worker's name on each tells whose it is.
+        # The statement assigned its rows in an order of its own; the worker's name on each tells whose it is.
         by_worker: dict[tuple[str, float], Jobs] = {}
         for job in claimed:
             by_worker.setdefault((job.worker, job.lease_seconds), []).append(job)
         dealt: list[Jobs | Exception] = []
-        for seat in seats:
-            pile = by_worker.get((seat.worker, seat.lease_seconds), [])
-            dealt.append(pile[: seat.limit])
-            del pile[: seat.limit]
+        for claimant in claimants:
+            pile = by_worker.get((claimant.worker, claimant.lease_seconds), [])
+            dealt.append(pile[: claimant.limit])
+            del pile[: claimant.limit]
         return dealt
 
 

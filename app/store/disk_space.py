@@ -8,7 +8,7 @@ LITTLE_MEMORY = "SET LOCAL work_mem = '64kB'"
 SPILL = "SELECT count(*) FROM generate_series(1, 10000)"
 
 
-async def ask_for_room(database: Database) -> None:
+async def ask_for_space(database: Database) -> None:
     """Raises Unavailable when there is none."""
     async with database.transaction() as connection:
         await connection.execute(LITTLE_MEMORY)

@@ -1,17 +1,17 @@
-"""Presence is written now and then, in one statement for everybody, not with every claim."""
+"""WorkerReport is written now and then, in one statement for everybody, not with every claim."""
 
 import asyncpg
 import pytest
 
-from app.engine.presence import PresenceBook
+from app.engine.worker_directory import WorkerDirectory
 from app.store.database import Database
-from app.store.workers import Presence, list_workers, seen
+from app.store.workers import WorkerReport, list_workers, seen
 
 
 def worker(
     name: str, queues: tuple[str, ...] = ("default",), kinds: tuple[str, ...] = ("a", "b")
-) -> Presence:
-    return Presence("default", name, queues, kinds, concurrency=3, version="v1")
+) -> WorkerReport:
+    return WorkerReport("default", name, queues, kinds, concurrency=3, version="v1")
 
 
 async def row_of(database: Database, name: str) -> asyncpg.Record:
@@ -23,7 +23,7 @@ async def row_of(database: Database, name: str) -> asyncpg.Record:
 async def test_who_is_new_is_written_at_once_and_who_comes_again_is_not(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    book = PresenceBook(database)
+    book = WorkerDirectory(database)
     woken: list[str] = []
     monkeypatch.setattr(book, "wake", lambda: woken.append("woken"))
     for _ in range(3):

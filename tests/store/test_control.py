@@ -5,9 +5,9 @@ import asyncio
 import pytest
 
 from app.jobs.states import TERMINAL, Verb
+from app.store.control import Cancel, cancel, delete, revive
 from app.store.database import Database
 from app.store.settle import Settlement, note_late, settle
-from app.store.steer import Cancel, cancel, delete, revive
 from tests.patience import until
 from tests.store import invariants
 from tests.store.making import (
@@ -69,8 +69,8 @@ async def test_a_running_job_is_asked_once_and_keeps_its_lease(database: Databas
 async def test_an_ended_job_stays_as_it_is(database: Database) -> None:
     job_id = await failed(database)
     before = await row_of(database, job_id)
-    [steered] = (await cancel(database, [job_id], TENANT, "too late")).answers
-    assert (steered.changed, steered.requested) == (False, False)
+    [controlled] = (await cancel(database, [job_id], TENANT, "too late")).answers
+    assert (controlled.changed, controlled.requested) == (False, False)
     assert before["state"] == "failed"
     assert await row_of(database, job_id) == before
 
@@ -94,11 +94,11 @@ async def test_cancel_reaches_the_descendants_and_nobody_else(database: Database
     token = await claim_one(database, ended)
     await settle(database, [Settlement(ended, token, Verb.COMPLETE, result="1")])
     await claim_one(database, running_child)
-    steered = (await cancel(database, [root], TENANT, "all of it")).answers
-    assert steered[0].job_id == root
+    controlled = (await cancel(database, [root], TENANT, "all of it")).answers
+    assert controlled[0].job_id == root
     assert {
         each.job_id: ((await row_of(database, each.job_id))["state"], each.changed, each.requested)
-        for each in steered
+        for each in controlled
     } == {
         root: ("cancelled", True, False),
         child: ("cancelled", True, False),
@@ -208,8 +208,8 @@ async def test_a_cancel_that_waits_for_a_lock_acts_on_what_the_lock_shows(databa
         )
         cancelling = asyncio.create_task(cancel(database, [job_id], TENANT, None))
         await until_somebody_waits_for_a_lock(database)
-    [steered] = (await cancelling).answers
-    assert (steered.changed, steered.requested) == (True, True)
+    [controlled] = (await cancelling).answers
+    assert (controlled.changed, controlled.requested) == (True, True)
     row = await row_of(database, job_id)
     assert (row["state"], row["completed_at"], row["lease_token"]) == ("loading", None, "x")
 

@@ -1,4 +1,4 @@
-"""The bookkeeper: keeps this process's book of queue settings up to date, and the tallies small.
+"""Keeps this process's book of queue settings up to date, and the tallies small.
 
 A change is hinted at by NOTIFY, and found by itself within half a second when the hint is lost.
 """
@@ -19,7 +19,7 @@ REFRESH_SECONDS = 0.4
 FOLD_SECONDS = 5.0
 
 
-class Bookkeeper:
+class SettingsRefresher:
     def __init__(self, database: Database, hub: Hub, book: QueueBook) -> None:
         self._database = database
         self._book = book
