@@ -1,7 +1,7 @@
 """The long answers that this process is giving: how many there may be, and how one is held open.
 
 A stream costs its own request's task, one that waits for the caller to hang up, and a timer: nothing else
-while nothing happens. A reader that does not read is hung up on by the server's protocol (app/server/protocol.py).
+while nothing happens. A reader that does not read is hung up on by the server (app/server/protocol.py).
 """
 
 import asyncio

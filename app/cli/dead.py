@@ -5,9 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from app.cli.output import rows_in
-from app.cli.session import CommandError, ListByDefault, Session, remote
+from app.cli.session import CommandError, Commands, Limit, ListByDefault, Session, up_to
 
-group = typer.Typer(name="dead", help="Dead letters: jobs that failed for good.", cls=ListByDefault)
+commands = Commands(name="dead", help="Dead letters: jobs that failed for good.", cls=ListByDefault)
 
 # Thousands of dead letters take a moment; after this the operation goes on by itself.
 BULK_WAIT_SECONDS = 20
@@ -18,35 +18,28 @@ Kind = Annotated[str | None, typer.Option("--kind", "-k", help="All of this kind
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only count what a filter would touch.")]
 
 
-@group.command("list")
-@remote
+@commands.remote("list")
 def list_dead(
     session: Session,
     queue: Queue = None,
     kind: Kind = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=200)] = 50,
+    limit: Limit = 50,
 ) -> None:
     """Dead letters, newest first."""
-    letters: list[dict[str, Any]] = []
-    cursor = None
-    # A page may be short, even empty, and not be the last: the server looks at so many jobs at a time.
-    while len(letters) < limit:
-        query = {"queue": queue, "kind": kind, "limit": limit - len(letters), "cursor": cursor}
+
+    def page(limit: int, cursor: str | None) -> tuple[list[dict[str, Any]], str | None]:
+        query = {"queue": queue, "kind": kind, "limit": limit, "cursor": cursor}
         answer = session.call("GET", "/dead-letters", query=query)
-        letters += rows_in(answer, "dead_letters", "jobs")
-        cursor = answer.get("next_cursor")
-        if cursor is None:
-            break
-    if session.out.as_json:
-        session.out.json({"dead_letters": letters, "next_cursor": cursor})
-        return
+        return rows_in(answer, "dead_letters"), answer.get("next_cursor")
+
+    letters, cursor = up_to(limit, None, page)
     rows = [{**letter, "error": (letter.get("error") or {}).get("message")} for letter in letters]
-    columns = ("job_id", "kind", "model", "queue", "attempt", "completed_at", "error")
-    session.out.rows(rows, columns, empty="No dead letters.")
+    columns = "job_id kind model queue attempt completed_at error"
+    answer = {"dead_letters": letters, "next_cursor": cursor}
+    session.out.rows(answer, rows, columns, empty="No dead letters.")
 
 
-@group.command("replay")
-@remote
+@commands.remote("replay")
 def replay(
     session: Session, ids: Ids = None, queue: Queue = None, kind: Kind = None, dry_run: DryRun = False
 ) -> None:
@@ -54,8 +47,7 @@ def replay(
     _settle(session, "replay", ids, {"queue": queue, "kind": kind}, dry_run)
 
 
-@group.command("dismiss")
-@remote
+@commands.remote("dismiss")
 def dismiss(
     session: Session, ids: Ids = None, queue: Queue = None, kind: Kind = None, dry_run: DryRun = False
 ) -> None:
@@ -73,9 +65,8 @@ def _settle(
         raise CommandError("--dry-run goes with a filter")
     for job_id in ids or ():
         answer = session.call("POST", f"/dead-letters/{job_id}/{verb}", body={})
-        session.out.json_line(answer) if session.out.as_json else session.out.text(f"{job_id} {verb}ed")
+        session.out.line(answer, f"{job_id} {verb}ed")
     if chosen:
         body = {"filter": chosen, "dry_run": dry_run}
         wait = {"Prefer": f"wait={BULK_WAIT_SECONDS}"}
-        answer = session.call("POST", f"/dead-letters/{verb}", body=body, headers=wait)
-        session.out.json(answer) if session.out.as_json else session.out.fields(answer.items())
+        session.out.thing(session.call("POST", f"/dead-letters/{verb}", body=body, headers=wait))

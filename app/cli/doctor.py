@@ -9,7 +9,7 @@ import typer
 
 import foreman_client as fc
 from app.cli.output import plain, rows_in
-from app.cli.session import CommandError, Session, exit_code_of, remote
+from app.cli.session import CommandError, Commands, Session, exit_code_of
 from foreman_client.wire import without_password
 
 # A Date header has whole seconds, and the answer took its time.
@@ -30,11 +30,12 @@ class Finding:
     exit_code: int = 0
 
 
-def register(cli: typer.Typer) -> None:
-    cli.command("doctor")(doctor)
+# The outcome and what there is to say of it.
+Check = Callable[[Session], tuple[str, str]]
+commands = Commands()
 
 
-@remote
+@commands.remote("doctor")
 def doctor(session: Session) -> None:
     """Check the server: reachable, version, database, API key, clocks, targets."""
     findings = _examine(session)
@@ -51,69 +52,69 @@ def doctor(session: Session) -> None:
 
 
 def _examine(session: Session) -> list[Finding]:
-    reachable = _guarded("reachable", _reachable, session)
+    reachable = _finding("reachable", _reachable, session)
     if reachable.outcome == "failed":
         return [reachable]
-    checks: tuple[tuple[str, Callable[[Session], Finding]], ...] = (
-        ("version", _version),
-        ("database", _database),
-        ("API key", _api_key),
-        ("clocks", _clocks),
-        ("targets", _targets),
-    )
-    return [reachable, *(_guarded(name, check, session) for name, check in checks)]
+    return [reachable, *(_finding(name, check, session) for name, check in CHECKS.items())]
 
 
-def _guarded(name: str, check: Callable[[Session], Finding], session: Session) -> Finding:
+def _finding(name: str, check: Check, session: Session) -> Finding:
     try:
-        return check(session)
+        return Finding(name, *check(session))
     except (fc.ForemanError, CommandError) as error:
         return Finding(name, "failed", str(error), exit_code_of(error))
 
 
-def _reachable(session: Session) -> Finding:
+def _reachable(session: Session) -> tuple[str, str]:
     session.foreman.request("GET", "/healthz")
-    return Finding("reachable", "ok", "it answers")
+    return "ok", "it answers"
 
 
-def _version(session: Session) -> Finding:
+def _version(session: Session) -> tuple[str, str]:
     answer = session.foreman.call("GET", "/version")
     theirs = str(answer.get("version"))
     if theirs != fc.__version__:
-        return Finding("version", "warning", f"server {theirs}, this client {fc.__version__}")
-    return Finding("version", "ok", theirs)
+        return "warning", f"server {theirs}, this client {fc.__version__}"
+    return "ok", theirs
 
 
-def _database(session: Session) -> Finding:
+def _database(session: Session) -> tuple[str, str]:
     answer = session.foreman.call("GET", "/readyz")
     revision = answer.get("revision")
-    return Finding("database", "ok", "ready" + (f", schema at revision {revision}" if revision else ""))
+    return "ok", "ready" + (f", schema at revision {revision}" if revision else "")
 
 
-def _api_key(session: Session) -> Finding:
+def _api_key(session: Session) -> tuple[str, str]:
     session.foreman.list_jobs(limit=1)
-    return Finding("API key", "ok", "accepted, or not needed")
+    return "ok", "accepted, or not needed"
 
 
-def _clocks(session: Session) -> Finding:
+def _clocks(session: Session) -> tuple[str, str]:
     date = session.foreman.request("GET", "/healthz").headers.get("date")
     if date is None:
-        return Finding("clocks", "skipped", "the server does not tell its time")
+        return "skipped", "the server does not tell its time"
     skew = (datetime.now(UTC) - parsedate_to_datetime(date)).total_seconds()
     if abs(skew) > TOLERABLE_SKEW_SECONDS:
-        return Finding(
-            "clocks", "warning", f"this machine is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}"
-        )
-    return Finding("clocks", "ok", "in step")
+        return "warning", f"this machine is {abs(skew):.0f} s {'ahead' if skew > 0 else 'behind'}"
+    return "ok", "in step"
 
 
-def _targets(session: Session) -> Finding:
+def _targets(session: Session) -> tuple[str, str]:
     try:
         found = rows_in(session.call("GET", "/targets"), "targets")
     except CommandError as error:
-        return Finding("targets", "skipped", str(error))
+        return "skipped", str(error)
     except (fc.Unauthorized, fc.Forbidden):
-        return Finding("targets", "skipped", "this key may not see them")
+        return "skipped", "this key may not see them"
     names = ", ".join(f"{each.get('name')} ({each.get('state', '?')})" for each in found)
     is_asleep = any(each.get("state") == "asleep" for each in found)
-    return Finding("targets", "warning" if is_asleep else "ok", names or "none; the built-in echo serves")
+    return "warning" if is_asleep else "ok", names or "none; the built-in echo serves"
+
+
+CHECKS: dict[str, Check] = {
+    "version": _version,
+    "database": _database,
+    "API key": _api_key,
+    "clocks": _clocks,
+    "targets": _targets,
+}

@@ -7,21 +7,18 @@ import typer
 
 import foreman_client as fc
 from app.cli.jobs import JobId
-from app.cli.live import event_line, log_lines, no_event_log
-from app.cli.session import CommandError, Session, remote
+from app.cli.live import event_line, log_lines
+from app.cli.session import CommandError, Commands, Session
 from app.cli.values import text_of
 from foreman_client.wire import decode, encode_for_people
 
 Follow = Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job ends.")]
 
 
-def register(cli: typer.Typer) -> None:
-    cli.command("events")(events)
-    cli.command("logs")(logs)
-    cli.command("send")(send)
+commands = Commands()
 
 
-@remote
+@commands.remote("events")
 def events(
     session: Session,
     job_id: JobId,
@@ -32,13 +29,10 @@ def events(
     """Show a job's events."""
     wanted = [name.strip() for name in types.split(",") if name.strip()] if types else None
     for event in _read(session, job_id, after=after, types=wanted, follow=follow):
-        if session.out.as_json:
-            session.out.json_line(event_line(event))
-        else:
-            session.out.text(_line(event))
+        session.out.line(event_line(event), _line(event))
 
 
-@remote
+@commands.remote("logs")
 def logs(session: Session, job_id: JobId, follow: Follow = False) -> None:
     """Show what the worker wrote."""
     for event in _read(session, job_id, after=0, types=["log"], follow=follow):
@@ -49,7 +43,7 @@ def logs(session: Session, job_id: JobId, follow: Follow = False) -> None:
             session.out.text(line)
 
 
-@remote
+@commands.remote("send")
 def send(
     session: Session,
     job_id: JobId,
@@ -61,25 +55,16 @@ def send(
         content: Any = decode(text_of(payload))
     except ValueError as error:
         raise CommandError(f"the payload is not JSON: {error}") from None
-    try:
+    with session.route_of_job(job_id, "events"):
         seq = session.foreman.send_event(job_id, type, content)
-    except (fc.NotFound, fc.MethodNotAllowed):
-        session.foreman.get(job_id)
-        raise no_event_log() from None
-    if session.out.as_json:
-        session.out.json({"job_id": job_id, "seq": seq})
-    else:
-        session.out.text(f"{job_id} event {seq}")
+    session.out.said({"job_id": job_id, "seq": seq}, f"{job_id} event {seq}")
 
 
 def _read(
     session: Session, job_id: str, *, after: int, types: list[str] | None, follow: bool
 ) -> Iterator[fc.Event]:
-    try:
+    with session.route_of_job(job_id, "events"):
         yield from session.foreman.events(job_id, after=after, types=types, follow=follow)
-    except fc.NotFound:
-        session.foreman.get(job_id)
-        raise no_event_log() from None
 
 
 def _line(event: fc.Event) -> str:

@@ -8,29 +8,25 @@ import typer
 import foreman_client as fc
 from app.cli.live import counted
 from app.cli.output import Output, duration, plain
-from app.cli.session import Session, exit_code_of, remote
+from app.cli.session import Commands, Limit, Session, exit_code_of, up_to
 from app.cli.submit import wait_for
 from app.cli.values import pairs, seconds
 
 JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False)]
 JobIds = Annotated[list[str], typer.Argument(help="Ids of the jobs.", show_default=False)]
 
-COLUMNS = ("job_id", "state", "work", "queue", "attempt", "created_at", "took", "note")
+COLUMNS = "job_id state work queue attempt created_at took note"
+SHOWN = (
+    "job_id state reason reason_since kind model queue queue_position priority attempt max_attempts "
+    "deferrals worker target created_at run_at started_at completed_at deadline lease_expires_at parent_id "
+    "concurrency_key metadata timings usage"
+)
 
 
-def register(cli: typer.Typer) -> None:
-    for name, command in (
-        ("get", get),
-        ("list", list_jobs),
-        ("wait", wait),
-        ("cancel", cancel),
-        ("retry", retry),
-        ("delete", delete),
-    ):
-        cli.command(name)(command)
+commands = Commands()
 
 
-@remote
+@commands.remote("get")
 def get(session: Session, job_id: JobId) -> None:
     """Show a job."""
     job = session.foreman.get(job_id)
@@ -40,7 +36,7 @@ def get(session: Session, job_id: JobId) -> None:
         show(session.out, job)
 
 
-@remote
+@commands.remote("list")
 def list_jobs(  # noqa: PLR0913, PLR0917  # one parameter for each filter
     session: Session,
     state: Annotated[list[str] | None, typer.Option("--state", help="Any number of times.")] = None,
@@ -50,37 +46,27 @@ def list_jobs(  # noqa: PLR0913, PLR0917  # one parameter for each filter
     since: Annotated[str | None, typer.Option(help="Created at or after (RFC 3339).")] = None,
     until: Annotated[str | None, typer.Option(help="Created before (RFC 3339).")] = None,
     metadata: Annotated[list[str] | None, typer.Option(help="key=value, any number of times.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=200)] = 50,
+    limit: Limit = 50,
     cursor: Annotated[str | None, typer.Option(help="Go on from here.")] = None,
 ) -> None:
     """List jobs, newest first."""
-    jobs: list[fc.Job] = []
-    # A page may be short, even empty, and not be the last: the server looks at so many jobs at a time.
-    while len(jobs) < limit:
-        page = session.foreman.list_jobs(
-            metadata=pairs(metadata, "--metadata"),
-            state=state or None,
-            queue=queue,
-            kind=kind,
-            model=model,
-            since=since,
-            until=until,
-            limit=limit - len(jobs),
-            cursor=cursor,
-        )
-        jobs += page.jobs
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    if session.out.as_json:
-        session.out.json({"jobs": [job.raw for job in jobs], "next_cursor": cursor})
-        return
-    session.out.rows([row(job) for job in jobs], COLUMNS, empty="No jobs.")
-    if cursor:
+    filters: dict[str, Any] = {
+        "state": state or None, "queue": queue, "kind": kind, "model": model, "since": since, "until": until,
+        "metadata": pairs(metadata, "--metadata"),
+    }  # fmt: skip
+
+    def page(limit: int, cursor: str | None) -> tuple[list[fc.Job], str | None]:
+        found = session.foreman.list_jobs(**filters, limit=limit, cursor=cursor)
+        return found.jobs, found.next_cursor
+
+    jobs, cursor = up_to(limit, cursor, page)
+    answer = {"jobs": [job.raw for job in jobs], "next_cursor": cursor}
+    session.out.rows(answer, [row(job) for job in jobs], COLUMNS, empty="No jobs.")
+    if cursor and not session.out.as_json:
         session.out.note(f"[dim]more: --cursor {cursor}[/dim]")
 
 
-@remote
+@commands.remote("wait")
 def wait(
     session: Session,
     job_id: JobId,
@@ -90,7 +76,7 @@ def wait(
     wait_for(session, job_id, seconds(timeout, "--timeout"))
 
 
-@remote
+@commands.remote("cancel")
 def cancel(
     session: Session,
     job_ids: JobIds,
@@ -100,20 +86,16 @@ def cancel(
     _each(session, job_ids, lambda job_id: session.foreman.cancel(job_id, reason))
 
 
-@remote
+@commands.remote("retry")
 def retry(session: Session, job_ids: JobIds) -> None:
     """Revive failed jobs under the same id; attempts start over."""
     _each(session, job_ids, session.foreman.retry)
 
 
-@remote
+@commands.remote("delete")
 def delete(session: Session, job_ids: JobIds) -> None:
     """Remove jobs that have ended, with all they own."""
-
-    def remove(job_id: str) -> None:
-        session.foreman.delete(job_id)
-
-    _each(session, job_ids, remove)
+    _each(session, job_ids, session.foreman.delete)
 
 
 def _each(session: Session, job_ids: list[str], act: Callable[[str], fc.Job | None]) -> None:
@@ -126,10 +108,8 @@ def _each(session: Session, job_ids: list[str], act: Callable[[str], fc.Job | No
             typer.echo(plain(f"foreman: {job_id}: {error}"), err=True)
             code = code or exit_code_of(error)
             continue
-        if session.out.as_json:
-            session.out.json_line(job.raw if job else {"job_id": job_id, "deleted": True})
-        else:
-            session.out.text(f"{job_id} {_standing(job)}")
+        answer = job.raw if job else {"job_id": job_id, "deleted": True}
+        session.out.line(answer, f"{job_id} {_standing(job)}")
     if code:
         raise typer.Exit(code)
 
@@ -169,16 +149,9 @@ def _progress(job: fc.Job) -> str | None:
 
 
 def show(out: Output, job: fc.Job) -> None:
-    raw = job.raw
-    shown = (
-        "job_id", "state", "reason", "reason_since", "kind", "model", "queue", "queue_position", "priority",
-        "attempt", "max_attempts", "deferrals", "worker", "target", "created_at", "run_at", "started_at",
-        "completed_at", "deadline", "lease_expires_at", "parent_id", "concurrency_key", "metadata", "timings",
-        "usage",
-    )  # fmt: skip
     hidden = {"deferrals": 0, "priority": 0}
     out.fields(
-        [(name, raw.get(name)) for name in shown if raw.get(name) != hidden.get(name)]
+        [(name, job.raw.get(name)) for name in SHOWN.split() if job.raw.get(name) != hidden.get(name)]
         + [
             ("progress", _progress(job)),
             ("error", f"{job.error.code}: {job.error.message}" if job.error else None),

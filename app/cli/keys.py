@@ -4,37 +4,20 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.output import rows_in
-from app.cli.session import ListByDefault, Session, remote
+from app.cli.session import Commands, ListByDefault, Session
 from app.cli.values import seconds
 
-group = typer.Typer(name="keys", help="API keys (for a server that has them).", cls=ListByDefault)
+commands = Commands(name="keys", help="API keys (for a server that has them).", cls=ListByDefault)
 
 
-@group.command("list")
-@remote
+@commands.remote("list")
 def list_keys(session: Session) -> None:
     """All keys; the keys themselves are not kept."""
-    answer = session.call("GET", "/keys")
-    if session.out.as_json:
-        session.out.json(answer)
-        return
-    columns = (
-        "key_id",
-        "id",
-        "name",
-        "tenant",
-        "scopes",
-        "created_at",
-        "expires_at",
-        "last_used_at",
-        "last_used",
-    )
-    session.out.rows(rows_in(answer, "keys"), columns, empty="No keys.")
+    columns = "key_id id name tenant scopes created_at expires_at last_used_at last_used"
+    session.show_list("/keys", columns, empty="No keys.")
 
 
-@group.command("create")
-@remote
+@commands.remote("create")
 def create(
     session: Session,
     name: Annotated[str, typer.Argument(help="What the key is for.", show_default=False)],
@@ -55,19 +38,15 @@ def create(
     answer = session.call("POST", "/keys", body=body)
     if session.out.as_json:
         session.out.json(answer)
-        return
-    session.out.text(str(answer["key"]))
-    session.out.note("[dim]Keep it: it is not shown again.[/dim]")
+    else:
+        session.out.text(str(answer["key"]))
+        session.out.note("[dim]Keep it: it is not shown again.[/dim]")
 
 
-@group.command("revoke")
-@remote
+@commands.remote("revoke")
 def revoke(
     session: Session, key_id: Annotated[str, typer.Argument(help="Id of the key.", show_default=False)]
 ) -> None:
     """Take a key out of use."""
     answer = session.call("DELETE", f"/keys/{key_id}")
-    if session.out.as_json:
-        session.out.json(answer or {"key_id": key_id, "revoked": True})
-    else:
-        session.out.text(f"{key_id} revoked")
+    session.out.said(answer or {"key_id": key_id, "revoked": True}, f"{key_id} revoked")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from rich.markup import escape
@@ -9,7 +10,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 import foreman_client as fc
 from app.cli.output import Output, plain
-from app.cli.session import CommandError, ExitCode, Session
+from app.cli.session import Session
 
 POLL_HOLD_SECONDS = 1.0
 
@@ -55,8 +56,13 @@ def follow(session: Session, job_id: str) -> fc.Job:
                     screen.show(event)
         job = session.foreman.get(job_id)
     if not out.as_json and not screen.wrote_text and job.state == "done" and job.result is not None:
-        out.text(job.text) if job.text is not None else out.json(job.result)
+        show_result(out, job)
     return job.raise_unless_done()
+
+
+def show_result(out: Output, job: fc.Job) -> None:
+    """What a model said bare, so that it can be piped; anything else as JSON."""
+    out.text(job.text) if job.text is not None else out.json(job.result)
 
 
 @contextmanager
@@ -163,15 +169,4 @@ def log_lines(event: fc.Event) -> Iterator[str]:
 
 
 def event_line(event: fc.Event) -> dict[str, Any]:
-    return {
-        "seq": event.seq,
-        "type": event.type,
-        "state": event.state,
-        "reason": event.reason,
-        "data": event.data,
-        "at": event.at.isoformat() if event.at else None,
-    }
-
-
-def no_event_log() -> CommandError:
-    return CommandError("this server has no /jobs/{id}/events", ExitCode.NOT_FOUND)
+    return {**asdict(event), "at": event.at.isoformat() if event.at else None}

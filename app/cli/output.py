@@ -70,12 +70,28 @@ class Output:
         """For the person in front of it; never in the way of the data."""
         self.notes.print(text, soft_wrap=True)
 
-    def rows(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str) -> None:
-        """A table of these columns, of those among them that any row has."""
+    def said(self, answer: Any, words: str) -> None:
+        """What was done, in words; for machines, what the server answered."""
+        self.json(answer) if self.as_json else self.text(words)
+
+    def line(self, answer: Any, words: str) -> None:
+        """The same for one of several things."""
+        self.json_line(answer) if self.as_json else self.text(words)
+
+    def thing(self, answer: Mapping[str, Any]) -> None:
+        """One thing, as the server tells it."""
+        self.json(answer) if self.as_json else self.fields(answer.items())
+
+    def rows(self, answer: Any, rows: Sequence[Mapping[str, Any]], columns: str, *, empty: str) -> None:
+        """A table of these columns, of those among them that any row has; for machines, the whole answer."""
+        if self.as_json:
+            self.json(answer)
+            return
         if not rows:
             self.note(empty)
             return
-        shown = [name for name in columns if any(row.get(name) is not None for row in rows)] or list(rows[0])
+        present = [name for name in columns.split() if any(row.get(name) is not None for row in rows)]
+        shown = present or list(rows[0])
         table = Table(box=None, header_style="bold", pad_edge=False)
         for name in shown:
             table.add_column(name.replace("_", " "), no_wrap=name.endswith("id"), overflow="fold")
@@ -136,12 +152,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86_400:.0f} d"
 
 
-def rows_in(answer: Any, *names: str) -> list[dict[str, Any]]:
+def rows_in(answer: Any, name: str) -> list[dict[str, Any]]:
     """The list in an answer such as {"queues": […]}."""
-    if isinstance(answer, list):
-        return answer
-    if isinstance(answer, dict):
-        for value in (answer.get(name) for name in names):
-            if isinstance(value, list):
-                return value
-    return []
+    found = answer.get(name) if isinstance(answer, dict) else answer
+    return found if isinstance(found, list) else []

@@ -5,26 +5,18 @@ are left out when the command line names one of the others.
 """
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from app import __version__
-from app.cli import (
-    dead,
-    doctor,
-    events,
-    jobs,
-    keys,
-    queues,
-    resources,
-    schedules,
-    submit,
-    targets,
-    watch,
-    webhooks,
-)
 
+# Each has its `commands`; in the order of the help.
+MODULES = (
+    "submit", "jobs", "watch", "events", "resources", "doctor",
+    "dead", "keys", "queues", "schedules", "targets", "webhooks",
+)  # fmt: skip
 HELP = """Foreman: hand it work, hang up, be told when it is done.
 
 The server is found by --server or FOREMAN_URL (http://127.0.0.1:8080), the API key in FOREMAN_API_KEY.
@@ -40,20 +32,20 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         name="foreman", help=HELP, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
     )
     cli.callback()(_root)
-    groups = (dead, keys, queues, schedules, targets, webhooks)
-    for module in (submit, jobs, watch, events, resources, doctor):
-        module.register(cli)
-    for group in groups:
-        cli.add_typer(group.group)
+    for module in MODULES:
+        _add(cli, module)
     named = next((word for word in arguments if not word.startswith("-")), None)
-    remote = {command.name for command in cli.registered_commands} | {
-        group.group.info.name for group in groups
-    }
-    if named not in remote:
-        from app.cli import serve
-
-        serve.register(cli)
+    if named not in {each.name for each in cli.registered_commands + cli.registered_groups}:
+        _add(cli, "serve")
     return cli
+
+
+def _add(cli: typer.Typer, module: str) -> None:
+    commands: typer.Typer = import_module(f"app.cli.{module}").commands
+    if isinstance(commands.info.name, str):
+        cli.add_typer(commands, name=commands.info.name)
+    else:
+        cli.registered_commands += commands.registered_commands
 
 
 def _show_version(wanted: bool) -> None:

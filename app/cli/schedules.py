@@ -4,29 +4,22 @@ from typing import Annotated
 
 import typer
 
-from app.cli.output import rows_in
-from app.cli.session import CommandError, ListByDefault, Session, remote
+from app.cli.session import CommandError, Commands, ListByDefault, Session
 from app.cli.values import json_object
 
-group = typer.Typer(name="schedules", help="Periodic jobs.", cls=ListByDefault)
+commands = Commands(name="schedules", help="Periodic jobs.", cls=ListByDefault)
 
 Name = Annotated[str, typer.Argument(help="Name of the schedule.", show_default=False)]
 
 
-@group.command("list")
-@remote
+@commands.remote("list")
 def list_schedules(session: Session) -> None:
     """All schedules."""
-    answer = session.call("GET", "/schedules")
-    if session.out.as_json:
-        session.out.json(answer)
-        return
-    columns = ("name", "cron", "timezone", "next_at", "last_at", "last_outcome", "last_error", "job")
-    session.out.rows(rows_in(answer, "schedules"), columns, empty="No schedules.")
+    columns = "name cron timezone next_at last_at last_outcome last_error job"
+    session.show_list("/schedules", columns, empty="No schedules.")
 
 
-@group.command("set")
-@remote
+@commands.remote("set")
 def set_schedule(
     session: Session,
     name: Name,
@@ -40,13 +33,11 @@ def set_schedule(
     body = {"cron": cron, "timezone": timezone, "job": json_object(job, "--job")}
     if not body["job"]:
         raise CommandError("--job is empty")
-    answer = session.call("PUT", f"/schedules/{name}", body=body)
-    session.out.json(answer) if session.out.as_json else session.out.text(f"{name} scheduled")
+    session.out.said(session.call("PUT", f"/schedules/{name}", body=body), f"{name} scheduled")
 
 
-@group.command("remove")
-@remote
+@commands.remote("remove")
 def remove(session: Session, name: Name) -> None:
     """Remove a schedule; jobs that it made stay."""
     answer = session.call("DELETE", f"/schedules/{name}")
-    session.answer(answer or {"name": name, "removed": True}, f"{name} removed")
+    session.out.said(answer or {"name": name, "removed": True}, f"{name} removed")

@@ -4,19 +4,20 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from enum import IntEnum
 from functools import cached_property
-from typing import Annotated, Any, Concatenate, ParamSpec
+from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
 
 import foreman_client as fc
-from app.cli.output import Output, plain
+from app.cli.output import Output, plain, rows_in
 
-P = ParamSpec("P")
+Command = TypeVar("Command", bound=Callable[..., None])
+Row = TypeVar("Row")
 
 # A person is waiting: long enough for a restart, short enough to tell them.
 RETRY_SECONDS = 3.0
@@ -59,30 +60,37 @@ class Session:
         if "foreman" in self.__dict__:
             self.foreman.close()
 
-    def call(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: dict[str, Any] | None = None,
-        body: Any = None,
-        headers: dict[str, str] | None = None,
-    ) -> Any:
+    def call(self, method: str, path: str, **request: Any) -> Any:
         """A route by its path; says so when this server does not have it at all."""
         try:
-            return self.foreman.request(method, path, query=query, body=body, headers=headers).json()
+            return self.foreman.request(method, path, **request).json()
         except (fc.NotFound, fc.MethodNotAllowed):
             collection = "/" + path.split("/")[1]
             if not self._has(collection):
                 raise CommandError(f"this server has no {collection}", ExitCode.NOT_FOUND) from None
             raise
 
-    def answer(self, answer: object, said: str) -> None:
-        """What was done, in words; for machines, what the server answered."""
-        if self.out.as_json:
-            self.out.json(answer)
-        else:
-            self.out.text(said)
+    def show_list(self, path: str, columns: str, *, empty: str, query: dict[str, Any] | None = None) -> None:
+        """Show a whole collection."""
+        answer = self.call("GET", path, query=query)
+        self.out.rows(answer, rows_in(answer, path.removeprefix("/")), columns, empty=empty)
+
+    def current(self, path: str, fields: str) -> dict[str, Any]:
+        """What has been set so far, for a PUT that takes it as a whole; nothing if it is new."""
+        try:
+            found = self.call("GET", path)
+        except fc.NotFound:
+            return {}
+        return {name: found[name] for name in fields.split() if found.get(name) is not None}
+
+    @contextmanager
+    def route_of_job(self, job_id: str, route: str) -> Iterator[None]:
+        """Not found: the job, or on a server that is not up to it the route?"""
+        try:
+            yield
+        except (fc.NotFound, fc.MethodNotAllowed):
+            self.foreman.get(job_id)
+            raise CommandError(f"this server has no /jobs/{{id}}/{route}", ExitCode.NOT_FOUND) from None
 
     def _has(self, collection: str) -> bool:
         try:
@@ -90,6 +98,22 @@ class Session:
         except (fc.NotFound, fc.MethodNotAllowed):
             return False
         return True
+
+
+def up_to(
+    limit: int, cursor: str | None, page: Callable[[int, str | None], tuple[Sequence[Row], str | None]]
+) -> tuple[list[Row], str | None]:
+    """So many rows, page by page, and the cursor to go on from.
+
+    A page may be short, even empty, and not be the last: the server looks at so many jobs at a time.
+    """
+    rows: list[Row] = []
+    while len(rows) < limit:
+        found, cursor = page(limit - len(rows), cursor)
+        rows += found
+        if cursor is None:
+            break
+    return rows, cursor
 
 
 class ListByDefault(TyperGroup):
@@ -107,23 +131,32 @@ SERVER = Annotated[
 ]
 JSON = Annotated[bool, typer.Option("--json", help="JSON on stdout, for machines; streams as JSON lines.")]
 
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=200)]
 
-def remote(command: Callable[Concatenate[Session, P], None]) -> Callable[..., None]:
-    """A command that takes a Session gets --server and --json, and its errors become exit codes."""
 
-    @functools.wraps(command)
-    def run(*args: Any, server: str | None = None, json: bool = False, **options: Any) -> None:
-        with exit_codes(), closing(Session(server, json)) as session:
-            command(session, *args, **options)
+def option(name: str, default: object, annotation: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    _, *own = inspect.signature(command, eval_str=True).parameters.values()
-    shared = [
-        inspect.Parameter("server", keyword, default=None, annotation=SERVER),
-        inspect.Parameter("json", keyword, default=False, annotation=JSON),
-    ]
-    run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    return run
+
+class Commands(typer.Typer):
+    """The commands of one module: a group of that name, or without a name beside the others."""
+
+    def remote(self, name: str) -> Callable[[Command], Command]:
+        """A command that takes a Session gets --server and --json, and its errors become exit codes."""
+
+        def register(command: Command) -> Command:
+            @functools.wraps(command)
+            def run(*args: Any, server: str | None = None, json: bool = False, **options: Any) -> None:
+                with exit_codes(), closing(Session(server, json)) as session:
+                    command(session, *args, **options)
+
+            _, *own = inspect.signature(command, eval_str=True).parameters.values()
+            shared = [option("server", None, SERVER), option("json", False, JSON)]
+            run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+            self.command(name)(run)
+            return command
+
+        return register
 
 
 @contextmanager

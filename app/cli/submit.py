@@ -5,17 +5,15 @@ from typing import Annotated, Any
 import typer
 
 import foreman_client as fc
-from app.cli.live import detachable
+from app.cli.live import detachable, show_result
 from app.cli.live import follow as follow_job
-from app.cli.session import CommandError, Session, remote
+from app.cli.session import CommandError, Commands, Session
 from app.cli.values import json_object, pairs, seconds, text_of
 
-
-def register(cli: typer.Typer) -> None:
-    cli.command("submit")(submit)
+commands = Commands()
 
 
-@remote
+@commands.remote("submit")
 def submit(  # noqa: PLR0913, PLR0917  # one parameter for each flag
     session: Session,
     prompt: Annotated[
@@ -119,7 +117,5 @@ def wait_for(session: Session, job_id: str, timeout: float | None) -> None:
         raise
     if out.as_json:
         out.json(job.raw)
-    elif job.text is not None:
-        out.text(job.text)
     elif job.result is not None:
-        out.json(job.result)
+        show_result(out, job)

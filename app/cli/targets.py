@@ -4,48 +4,35 @@ from typing import Annotated, Any
 
 import typer
 
-import foreman_client as fc
-from app.cli.output import rows_in
-from app.cli.session import CommandError, ListByDefault, Session, remote
+from app.cli.session import CommandError, Commands, ListByDefault, Session
 from app.cli.values import text_of
 
-group = typer.Typer(
+commands = Commands(
     name="targets",
     help="Where models run: reachable or asleep, slots, resident models.",
     cls=ListByDefault,
 )
 
 Name = Annotated[str, typer.Argument(help="Name of the target.", show_default=False)]
-COLUMNS = ("name", "dialect", "url", "state", "slots", "models", "resident", "breaker", "warning", "origin")
+COLUMNS = "name dialect url state slots models resident breaker warning origin"
 # What a target is made of; the rest of what is shown is how it is doing.
-FIELDS = ("url", "dialect", "slots", "tags", "wake")
+FIELDS = "url dialect slots tags wake"
 STDIN = "-"
 
 
-@group.command("list")
-@remote
+@commands.remote("list")
 def list_targets(session: Session) -> None:
     """All targets, and how they are doing."""
-    answer = session.call("GET", "/targets")
-    if session.out.as_json:
-        session.out.json(answer)
-        return
-    session.out.rows(rows_in(answer, "targets"), COLUMNS, empty="No targets.")
+    session.show_list("/targets", COLUMNS, empty="No targets.")
 
 
-@group.command("show")
-@remote
+@commands.remote("show")
 def show(session: Session, name: Name) -> None:
     """One target."""
-    answer = session.call("GET", f"/targets/{name}")
-    if session.out.as_json:
-        session.out.json(answer)
-    else:
-        session.out.fields(answer.items())
+    session.out.thing(session.call("GET", f"/targets/{name}"))
 
 
-@group.command("set")
-@remote
+@commands.remote("set")
 def set_target(  # noqa: PLR0913, PLR0917 - an option each
     session: Session,
     name: Name,
@@ -76,24 +63,18 @@ def set_target(  # noqa: PLR0913, PLR0917 - an option each
         "token": None if token is None else text_of(token).strip(),
         "wake": {"mac": wake_mac} if wake_mac else {"url": wake_url} if wake_url else None,
     }
-    body = _current(session, name) | {field: value for field, value in changes.items() if value is not None}
+    # The server takes a target as a whole, but keeps a token that is not spoken of.
+    path = f"/targets/{name}"
+    body = session.current(path, FIELDS) | {
+        field: value for field, value in changes.items() if value is not None
+    }
     if "url" not in body:
         raise CommandError(f"there is no target {name} yet: give its URL")
-    session.answer(session.call("PUT", f"/targets/{name}", body=body), f"{name} configured")
+    session.out.said(session.call("PUT", path, body=body), f"{name} configured")
 
 
-def _current(session: Session, name: str) -> dict[str, Any]:
-    """The target as it is: the server takes it as a whole, but keeps a token that is not spoken of."""
-    try:
-        target = session.call("GET", f"/targets/{name}")
-    except fc.NotFound:
-        return {}
-    return {field: target[field] for field in FIELDS if target.get(field) is not None}
-
-
-@group.command("remove")
-@remote
+@commands.remote("remove")
 def remove(session: Session, name: Name) -> None:
     """Forget a target; its jobs wait for another that has their model, or fail."""
     answer = session.call("DELETE", f"/targets/{name}")
-    session.answer(answer or {"name": name, "removed": True}, f"{name} removed")
+    session.out.said(answer or {"name": name, "removed": True}, f"{name} removed")

@@ -11,18 +11,17 @@ import foreman_client as fc
 from app.cli.jobs import COLUMNS, row
 from app.cli.live import follow
 from app.cli.output import cell
-from app.cli.session import Session, remote
+from app.cli.session import Commands, Session
 from foreman_client.wire import without_password
 
 REFRESH_SECONDS = 1.0
 SHOWN = 20
 
 
-def register(cli: typer.Typer) -> None:
-    cli.command("watch")(watch)
+commands = Commands()
 
 
-@remote
+@commands.remote("watch")
 def watch(
     session: Session,
     job_id: Annotated[
@@ -57,16 +56,17 @@ def _changes(session: Session, queue: str | None) -> None:
 
 
 def _table(session: Session, queue: str | None) -> None:
+    columns = COLUMNS.split()
     with Live(
         console=session.out.console, auto_refresh=False, screen=session.out.console.is_terminal
     ) as live:
         while True:
             server = without_password(session.foreman.url)
             table = Table(box=None, header_style="bold", title=f"{server}  (Ctrl-C to leave)")
-            for name in COLUMNS:
+            for name in columns:
                 table.add_column(name.replace("_", " "), no_wrap=name == "job_id")
             for job in _newest(session, queue):
                 shown = row(job)
-                table.add_row(*(cell(name, shown.get(name)) for name in COLUMNS))
+                table.add_row(*(cell(name, shown.get(name)) for name in columns))
             live.update(table, refresh=True)
             time.sleep(REFRESH_SECONDS)

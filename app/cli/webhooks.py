@@ -5,16 +5,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-import foreman_client as fc
 from app.cli.jobs import JobId
 from app.cli.output import Output, rows_in
-from app.cli.session import CommandError, ExitCode, Session, exit_codes, remote
+from app.cli.session import CommandError, Commands, Session, exit_codes
 
 OF_JOB = "job"
-COLUMNS = (
-    "delivery_id", "seq", "type", "state", "tries", "last_status", "last_error", "next_try_at",
-    "delivered_at",
-)  # fmt: skip
+COLUMNS = "delivery_id seq type state tries last_status last_error next_try_at delivered_at"
 
 
 class _JobOrCommand(TyperGroup):
@@ -26,7 +22,7 @@ class _JobOrCommand(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
-group = typer.Typer(
+commands = Commands(
     name="webhooks",
     help="Webhook deliveries: `foreman webhooks JOB_ID` shows those of a job.",
     cls=_JobOrCommand,
@@ -35,8 +31,7 @@ group = typer.Typer(
 )
 
 
-@group.command(OF_JOB)
-@remote
+@commands.remote(OF_JOB)
 def of_job(
     session: Session,
     job_id: JobId,
@@ -46,18 +41,14 @@ def of_job(
     path = f"/jobs/{job_id}/webhooks"
     if redeliver is not None:
         answer = session.foreman.call("POST", f"{path}/{redeliver}/redeliver", body={})
-        session.out.json(answer) if session.out.as_json else session.out.text(f"{redeliver} is sent again")
+        session.out.said(answer, f"{redeliver} is sent again")
         return
-    try:
+    with session.route_of_job(job_id, "webhooks"):
         answer = session.foreman.call("GET", path)
-    except fc.NotFound:
-        session.foreman.get(job_id)
-        raise CommandError("this server has no /jobs/{id}/webhooks", ExitCode.NOT_FOUND) from None
     _show(session.out, answer, COLUMNS)
 
 
-@group.command("list")
-@remote
+@commands.remote("list")
 def list_all(
     session: Session,
     host: Annotated[str | None, typer.Option(help="Only this receiver: host, or host:port.")] = None,
@@ -67,17 +58,14 @@ def list_all(
     """The webhook deliveries of all jobs, those of the newest jobs first."""
     query = {"host": host, "state": state, "limit": str(limit)}
     answer = session.call("GET", "/webhooks", query=query)
-    _show(session.out, answer, ("host", *COLUMNS))
+    _show(session.out, answer, f"host {COLUMNS}")
 
 
-def _show(out: Output, answer: Any, columns: tuple[str, ...]) -> None:
-    if out.as_json:
-        out.json(answer)
-    else:
-        out.rows(rows_in(answer, "deliveries"), columns, empty="No deliveries.")
+def _show(out: Output, answer: Any, columns: str) -> None:
+    out.rows(answer, rows_in(answer, "deliveries"), columns, empty="No deliveries.")
 
 
-@group.command("listen")
+@commands.command("listen")
 def listen(
     port: Annotated[
         int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
