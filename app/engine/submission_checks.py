@@ -9,7 +9,8 @@ from app.executors.http_call import parse_call
 from app.jobs.signing import parse_secret
 from app.jobs.submission import NewJob, invalid
 from app.loops.off_loop import off_loop
-from app.outbound import AddressPolicy, GuardedClient
+from app.outbound.client import GuardedClient
+from app.outbound.guard import AddressPolicy
 from app.secretbox import SecretBox
 
 # A name that takes longer to resolve is no objection: the delivery checks it again.
