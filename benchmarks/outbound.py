@@ -29,7 +29,8 @@ from typing import cast
 
 import uvloop
 
-from app.outbound import AddressPolicy, GuardedClient
+from app.outbound.client import GuardedClient
+from app.outbound.guard import AddressPolicy
 from app.outbound.urls import parse_url
 from benchmarks.measuring import Numbers, as_numbers, payload_text
 

@@ -15,7 +15,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from app.jobs.signing import new_secret, sign
-from app.outbound import AddressPolicy, GuardedClient
+from app.outbound.client import GuardedClient
+from app.outbound.guard import AddressPolicy
 from benchmarks.harness import Benchmark, Metric, System
 from benchmarks.http_client import AskingConnection, ask, connect, until_answering
 from benchmarks.lab import Lab

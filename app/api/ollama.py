@@ -15,7 +15,7 @@ from app.api.services import Services
 from app.dialects import DIALECTS, Frame, GarbledAnswer, parse_frame
 from app.errors import ForemanError
 from app.loops.off_loop import off_loop
-from app.outbound import OutboundError
+from app.outbound.errors import OutboundError
 from app.targets.inventory import ECHO_INVENTORY, Inventory, merged_models, merged_running, model_entry
 
 DIALECT = DIALECTS["ollama"]

@@ -11,7 +11,8 @@ from app.jobs.signing import parse_secret
 from app.jobs.submission import NewJob, invalid
 from app.loops.batcher import Batcher
 from app.loops.off_loop import off_loop
-from app.outbound import AddressPolicy, GuardedClient
+from app.outbound.client import GuardedClient
+from app.outbound.guard import AddressPolicy
 from app.secretbox import SecretBox
 from app.store import enqueue, read
 from app.store.database import Database

@@ -18,14 +18,9 @@ from app.executors.protocol import ClaimedJob, RunContext
 from app.jobs import verbatim
 from app.jobs.outcomes import Deferred, Failed, JobError, Outcome, Retry, Succeeded
 from app.jobs.retry import defer_delay
-from app.outbound import (
-    GuardedClient,
-    OutboundProtocolError,
-    OutboundRefused,
-    OutboundResponse,
-    OutboundTimeout,
-    OutboundUnreachable,
-)
+from app.outbound.client import GuardedClient
+from app.outbound.errors import OutboundProtocolError, OutboundRefused, OutboundTimeout, OutboundUnreachable
+from app.outbound.response import OutboundResponse
 
 # What is kept of an answer; the rest is cut off and the result says so.
 MAX_BODY_BYTES = 1024 * 1024

@@ -8,7 +8,7 @@ from msgspec import Meta
 from app.errors import InvalidRequest
 from app.jobs import verbatim
 from app.jobs.submission import explain, invalid
-from app.outbound import METHODS, check_headers
+from app.outbound.headers import METHODS, check_headers
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 MAX_TIMEOUT_SECONDS = 3600.0

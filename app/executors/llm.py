@@ -34,14 +34,14 @@ from app.executors.protocol import ClaimedJob, RunContext
 from app.jobs.lanes import TARGET_ASLEEP
 from app.jobs.outcomes import Deferred, Failed, JobError, Outcome, Retry, Succeeded
 from app.jobs.retry import defer_delay
-from app.outbound import (
+from app.outbound.errors import (
     AnswerCutError,
     ConnectionDropped,
     OutboundError,
-    OutboundStream,
     OutboundTimeout,
     OutboundUnreachable,
 )
+from app.outbound.stream import OutboundStream
 
 MAX_ERROR_BYTES = 64 * 1024
 MAX_WHOLE_BYTES = 256 * 1024 * 1024

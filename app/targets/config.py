@@ -12,8 +12,8 @@ from msgspec import Meta
 from app.config import SettingsError
 from app.dialects import DEFAULT_DIALECT, DialectName
 from app.jobs.submission import NAME, NO_NUL, Name
-from app.outbound import token_problem, url_problem
-from app.outbound.urls import parse_url
+from app.outbound.headers import token_problem
+from app.outbound.urls import parse_url, url_problem
 
 DEFAULT_SLOTS = 4
 MAX_SLOTS = 10_000

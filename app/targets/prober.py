@@ -11,7 +11,8 @@ import structlog
 
 from app.dialects import Frame, GarbledAnswer, parse_frame
 from app.loops.loop import Loop
-from app.outbound import GuardedClient, OutboundError
+from app.outbound.client import GuardedClient
+from app.outbound.errors import OutboundError
 from app.store import targets as store
 from app.store.database import Database
 from app.targets.inventory import Inventory

@@ -17,7 +17,8 @@ import structlog
 from app.jobs.lanes import parse_llm_lane
 from app.loops.coalesced import Coalesced
 from app.loops.loop import Loop
-from app.outbound import ANY_ADDRESS, GuardedClient
+from app.outbound.client import GuardedClient
+from app.outbound.guard import ANY_ADDRESS
 from app.secretbox import SecretBox, SecretBoxError
 from app.store import targets as store
 from app.store.changes import Changes

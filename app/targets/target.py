@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from app.dialects import Dialect, Frame, dialect_named, model_key
-from app.outbound import GuardedClient, OutboundStream
+from app.outbound.client import GuardedClient
+from app.outbound.stream import OutboundStream
 from app.targets.breaker import Breaker
 from app.targets.config import TargetConfig
 from app.targets.inventory import Inventory

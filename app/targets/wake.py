@@ -4,7 +4,8 @@ import asyncio
 import re
 import socket
 
-from app.outbound import GuardedClient, OutboundError
+from app.outbound.client import GuardedClient
+from app.outbound.errors import OutboundError
 from app.targets.config import WakeAction
 
 _CALL_SECONDS = 15.0

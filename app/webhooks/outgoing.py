@@ -2,7 +2,8 @@
 
 from app.config import Settings, SettingsError, listed
 from app.jobs.signing import parse_secret
-from app.outbound import AddressPolicy, GuardedClient
+from app.outbound.client import GuardedClient
+from app.outbound.guard import AddressPolicy
 from app.secretbox import SecretBox, SecretBoxError
 
 LOOPBACK = "127.0.0.0/8,::1/128"

@@ -12,7 +12,9 @@ import structlog
 
 from app.jobs.lanes import LLM_KINDS
 from app.jobs.signing import sign
-from app.outbound import GuardedClient, OutboundError, OutboundRefused, OutboundResponse
+from app.outbound.client import GuardedClient
+from app.outbound.errors import OutboundError, OutboundRefused
+from app.outbound.response import OutboundResponse
 from app.secretbox import SecretBox, SecretBoxError
 from app.store import outbox
 from app.store.database import Database

@@ -16,7 +16,8 @@ from app.executors.http import MAX_BODY_BYTES, HttpExecutor
 from app.executors.http_call import parse_call
 from app.executors.protocol import ClaimedJob
 from app.jobs.outcomes import Deferred, Failed, Outcome, Retry, Succeeded
-from app.outbound import AddressPolicy, GuardedClient
+from app.outbound.client import GuardedClient
+from app.outbound.guard import AddressPolicy
 from tests.conftest import Server, free_port, wait_until
 from tests.outbound.receivers import Receiver, Visit, once, once_and_close
 from tests.patience import until

@@ -8,7 +8,8 @@ from typing import Any, TypedDict
 import pytest
 import uvloop
 
-from app.outbound import AddressPolicy, GuardedClient
+from app.outbound.client import GuardedClient
+from app.outbound.guard import AddressPolicy
 
 MakeClient = Callable[..., GuardedClient]
 

@@ -11,15 +11,9 @@ from typing import Any
 
 import pytest
 
-from app.outbound import (
-    METHODS,
-    OutboundProtocolError,
-    OutboundRefused,
-    OutboundResponse,
-    OutboundTimeout,
-    OutboundUnreachable,
-    check_headers,
-)
+from app.outbound.errors import OutboundProtocolError, OutboundRefused, OutboundTimeout, OutboundUnreachable
+from app.outbound.headers import METHODS, check_headers
+from app.outbound.response import OutboundResponse
 from tests.outbound.conftest import Limits, MakeClient
 from tests.outbound.receivers import OK, Receiver, Visit, once, once_and_close
 from tests.patience import pace, until

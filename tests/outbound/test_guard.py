@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config import listed
-from app.outbound import AddressPolicy
 from app.outbound.addresses import rule_against, spelled_ipv4
+from app.outbound.guard import AddressPolicy
 from app.outbound.urls import UrlInvalid, parse_url
 
 PUBLIC = [

@@ -4,7 +4,8 @@ import socket
 
 import pytest
 
-from app.outbound import AddressPolicy, OutboundRefused, OutboundUnreachable
+from app.outbound.errors import OutboundRefused, OutboundUnreachable
+from app.outbound.guard import AddressPolicy
 from tests.outbound.conftest import Limits, MakeClient
 from tests.outbound.receivers import Receiver
 

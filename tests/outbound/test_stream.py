@@ -6,16 +6,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from app.outbound import (
-    ANY_ADDRESS,
-    AddressPolicy,
+from app.outbound.client import GuardedClient
+from app.outbound.errors import (
     AnswerCutError,
     ConnectionDropped,
-    GuardedClient,
     OutboundRefused,
     OutboundTimeout,
     OutboundUnreachable,
 )
+from app.outbound.guard import ANY_ADDRESS, AddressPolicy
 from tests.outbound.conftest import MakeClient
 from tests.outbound.receivers import OK, Receiver, Visit, once
 from tests.patience import until

@@ -9,7 +9,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from app.outbound import AddressPolicy, OutboundRefused, OutboundUnreachable
+from app.outbound.errors import OutboundRefused, OutboundUnreachable
+from app.outbound.guard import AddressPolicy
 from tests.outbound.conftest import Limits, MakeClient
 from tests.outbound.receivers import Receiver, Visit
 

@@ -5,7 +5,8 @@ import time
 import pytest
 
 from app.dialects import DIALECTS
-from app.outbound import ANY_ADDRESS, GuardedClient
+from app.outbound.client import GuardedClient
+from app.outbound.guard import ANY_ADDRESS
 from app.targets.config import TargetConfig, TargetFields
 from app.targets.inventory import Inventory
 from app.targets.target import Target

@@ -14,7 +14,8 @@ from standardwebhooks.webhooks import Webhook
 
 from app.events.hub import Hub
 from app.jobs.states import Verb
-from app.outbound import AddressPolicy, GuardedClient
+from app.outbound.client import GuardedClient
+from app.outbound.guard import AddressPolicy
 from app.secretbox import SecretBox
 from app.store.database import Database
 from app.store.outbox import redeliver

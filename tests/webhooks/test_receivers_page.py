@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from app.jobs.signing import new_secret, sign
-from app.outbound import AddressPolicy, GuardedClient, OutboundUnreachable
+from app.outbound.client import GuardedClient
+from app.outbound.errors import OutboundUnreachable
+from app.outbound.guard import AddressPolicy
 from tests.patience import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "receivers.md"
