@@ -12,11 +12,13 @@ from app.api.inference import OLLAMA_ERRORS, AnyDocument, inference
 from app.api.parameters import Server
 from app.api.passthrough import answer
 from app.api.routes import Content, Reply, Routes, Scope
-from app.dialects import DIALECTS, Frame, GarbledAnswer, parse_frame
+from app.dialects import DIALECTS
+from app.dialects.framing import parse_frame
+from app.dialects.shapes import Frame, GarbledAnswer
 from app.errors import ForemanError
 from app.loops.off_loop import off_loop
 from app.outbound import OutboundError
-from app.targets.inventory import ECHO_INVENTORY, Inventory, merged_models, merged_running, model_entry
+from app.targets.inventory import ECHO_INVENTORY, Inventory, merged_models, model_entry
 
 DIALECT = DIALECTS["ollama"]
 routes = Routes(DIALECT.name, OLLAMA_ERRORS)
@@ -98,7 +100,7 @@ async def tags(server: Server) -> AnyDocument:
 )
 async def running(server: Server) -> AnyDocument:
     await server.targets.catch_up()
-    return {"models": merged_running(inventories(server))}
+    return {"models": [model for each in inventories(server) for model in each.running]}
 
 
 class ShowRequest(msgspec.Struct):
