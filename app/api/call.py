@@ -10,7 +10,8 @@ from app.api.direct import read_body
 from app.api.headers import idempotency_key, trace_of
 from app.api.jobs import fingerprint_of
 from app.api.services import Services, tenant_of
-from app.dialects import Body, Dialect, Kind
+from app.dialects.protocol import Body, Dialect
+from app.dialects.shapes import Kind
 from app.errors import InvalidRequest
 from app.jobs import verbatim
 from app.jobs.submission import TEN_YEARS, Extensions, NewJob, is_name, new_llm_job

@@ -12,11 +12,13 @@ from app.api.parameters import Server
 from app.api.passthrough import answer
 from app.api.routes import Content, Reply, Routes, Scope
 from app.api.services import Services
-from app.dialects import DIALECTS, Frame, GarbledAnswer, parse_frame
+from app.dialects import DIALECTS
+from app.dialects.framing import parse_frame
+from app.dialects.shapes import Frame, GarbledAnswer
 from app.errors import ForemanError
 from app.loops.off_loop import off_loop
 from app.outbound.errors import OutboundError
-from app.targets.inventory import ECHO_INVENTORY, Inventory, merged_models, merged_running, model_entry
+from app.targets.inventory import ECHO_INVENTORY, Inventory, merged_models, model_entry
 
 DIALECT = DIALECTS["ollama"]
 routes = Routes(DIALECT.name, OLLAMA_ERRORS)
@@ -89,7 +91,7 @@ async def tags(server: Server) -> AnyDocument:
 @routes.get("/api/ps", Scope.JOBS_READ, "The models that are resident", "The models, as Ollama lists them")
 async def running(server: Server) -> AnyDocument:
     await server.targets.catch_up()
-    return {"models": merged_running(inventories(server))}
+    return {"models": [model for each in inventories(server) for model in each.running]}
 
 
 class ShowRequest(msgspec.Struct):

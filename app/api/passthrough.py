@@ -24,7 +24,9 @@ from app.api.call import Call, read_call
 from app.api.jobs import cancel_job
 from app.api.open_streams import OpenStream, answering
 from app.api.services import Services, services_of
-from app.dialects import AnswerWriter, Dialect, Kind
+from app.dialects.framing import SSE_KEEP_ALIVE
+from app.dialects.protocol import AnswerWriter, Dialect
+from app.dialects.shapes import Kind
 from app.errors import ForemanError, Unavailable
 from app.events.follow import Ended, Ending, Followed, Follower, Output, Restarted
 from app.events.frames import ENDINGS, FAILED
@@ -167,7 +169,9 @@ class Waiting(Response):
 
     async def _keep_alive(self, writer: AnswerWriter) -> None:
         if self._call.streams:
-            await self._say(self._call.dialect.sign_of_life(writer, datetime.now(UTC)))
+            dialect = self._call.dialect
+            said = SSE_KEEP_ALIVE if dialect.sse else dialect.encode(writer.say("", datetime.now(UTC)))
+            await self._say(said)
             return
         # Spaces before a JSON document mean nothing.
         if not self._stream.begun:

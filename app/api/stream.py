@@ -17,8 +17,9 @@ from app.api.open_streams import OpenStream, is_stream, open_stream
 from app.api.parameters import query_names
 from app.api.routes import AnswerHeader, Reply, Routes, Scope
 from app.api.services import Services, services_of, tenant_of
-from app.dialects import DEFAULT_DIALECT, DIALECTS, Dialect, DialectName
+from app.dialects import DEFAULT_DIALECT, DIALECTS, DialectName
 from app.dialects.framing import NDJSON
+from app.dialects.protocol import Dialect
 from app.errors import ForemanError, NotFound, Unavailable
 from app.events.follow import Ended, Ending, Follower, Output, Quiet, Restarted
 from app.events.frames import GONE, RESTARTED, Frames

@@ -6,7 +6,8 @@ import msgspec
 from starlette.responses import Response
 
 from app.api.direct import json_response
-from app.dialects import DIALECTS, Dialect
+from app.dialects import DIALECTS
+from app.dialects.protocol import Dialect
 from app.errors import ForemanError
 
 

@@ -4,12 +4,15 @@ Only what more than one dialect has words for stands here. Where a dialect has t
 `options`, its `format` and `think`), its words are taken.
 """
 
+import base64
+import binascii
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
-from app.dialects.shapes import Frame
+from app.dialects.shapes import Frame, UntranslatableRequest
+from app.dialects.usage import Usage
 
 
 @dataclass(slots=True)
@@ -69,24 +72,39 @@ class Delta(msgspec.Struct, gc=False):
 
 
 class End(msgspec.Struct, gc=False):
-    """How the answer ended, and what it cost."""
+    """How the answer ended, what it cost, and the calls that were whole only then."""
 
     reason: str
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-
-
-Piece = Delta | End
-
-
-class Embeddings(msgspec.Struct):
-    vectors: list[Any]
-    tokens: int
+    usage: Usage
+    calls: list[ToolCall] = []
 
 
 # Output as a job's log keeps it. Plain text is a string, whatever the dialect: that is nearly all of nearly
 # every answer. What is more than text stays the frame it came in, without its envelope. The beginning (a
 # role) and the end (reasons, counts) are not kept: the result has them.
 Part = str | Frame
+
+# The first characters of a picture's base64 give away what it is.
+_SIGNATURES = {"/9j/": "jpeg", "iVBORw0KGgo": "png", "R0lGOD": "gif", "UklGR": "webp"}
+
+
+def data_uri(image: Any) -> str:
+    """A bare base64 picture as a data URI."""
+    if not isinstance(image, str):
+        raise UntranslatableRequest("invalid image input")
+    if image.startswith("data:"):
+        return image
+    kind = next((name for prefix, name in _SIGNATURES.items() if image.startswith(prefix)), "png")
+    return f"data:image/{kind};base64,{image}"
+
+
+def data_of(url: str) -> str:
+    """The base64 out of a data URI; a link cannot be passed on to servers that fetch nothing."""
+    header, comma, data = url.partition(",")
+    if not comma or not header.startswith("data:") or not header.endswith(";base64"):
+        raise UntranslatableRequest("invalid image input: only base64 data URIs are supported by this target")
+    try:
+        base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError):
+        raise UntranslatableRequest("invalid image input: not base64") from None
+    return data

@@ -1,24 +1,11 @@
 """Ollama: lines of JSON on /api, where models are loaded and unloaded on request."""
 
-import base64
-import binascii
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from app.dialects.neutral import Embeddings, Message, Part, Request
-from app.dialects.ollama_answers import (
-    OllamaFold,
-    OllamaMeter,
-    OllamaReader,
-    OllamaWatch,
-    OllamaWriter,
-    ollama_time,
-    part_of,
-    saying,
-    write_call,
-)
-from app.dialects.protocol import Body, Dialect, Loading, Question, ReplyForm, Told
+from app.dialects.neutral import Delta, End, Message, Part, Request, ToolCall, data_of, data_uri
+from app.dialects.protocol import AnswerReader, AnswerWriter, Body, Dialect, Fold, Loading, Question
 from app.dialects.runner import RunnerOptions, runner_options
 from app.dialects.shapes import (
     Frame,
@@ -31,9 +18,11 @@ from app.dialects.shapes import (
     as_list,
     as_text,
     is_legacy_embeddings,
+    nanoseconds,
     without_nulls,
 )
-from app.dialects.toolcalls import read_call
+from app.dialects.toolcalls import parsed_arguments, read_call, unreadable_call_text
+from app.dialects.usage import Usage, from_nanoseconds, tokens
 
 _NO_DETAILS = {
     "parent_model": "",
@@ -44,8 +33,147 @@ _NO_DETAILS = {
     "quantization_level": "",
 }
 
-# The first characters of a picture's base64 give away what it is.
-_SIGNATURES = {"/9j/": "jpeg", "iVBORw0KGgo": "png", "R0lGOD": "gif", "UklGR": "webp"}
+_SAID = ("thinking", "tool_calls", "images")
+_NOT_FIGURES = frozenset({"message", "response", "model", "created_at", "logprobs", *_SAID})
+
+
+def saying(kind: Kind, model: str, at: datetime, text: str, **more: Any) -> Frame:
+    """The beginning of every chat or generate frame."""
+    created_at = _written_time(at)
+    if kind == "chat":
+        message = {"role": "assistant", "content": text, **more}
+        return {"model": model, "created_at": created_at, "message": message}
+    return {"model": model, "created_at": created_at, "response": text, **more}
+
+
+def _said(kind: Kind, frame: Frame) -> tuple[Frame, str]:
+    """Where a frame says something, and its text."""
+    if kind == "chat":
+        message = as_dict(frame.get("message"))
+        return message, as_text(message.get("content"))
+    return frame, as_text(frame.get("response"))
+
+
+class OllamaReader(AnswerReader):
+    def __init__(self, kind: Kind, started_at: datetime) -> None:
+        self._kind = kind
+        self._final: Frame = {}
+
+    def note(self, frame: Frame, at: datetime) -> None:
+        # The frame that ends the answer carries the figures; embeddings are one frame without `done`.
+        self.ended = frame.get("done") is True
+        if self.ended or "embeddings" in frame:
+            self._final = frame
+
+    def deltas(self, frame: Frame) -> list[Delta]:
+        said, text = _said(self._kind, frame)
+        delta = Delta(text, as_text(said.get("thinking")), logprobs=frame.get("logprobs"))
+        if said.get("tool_calls"):
+            delta.calls = [read_call(call) for call in as_list(said["tool_calls"])]
+        return [delta]
+
+    def end(self) -> End | None:
+        # Whoever asks for the counts gets them as they are, also those that no ledger would believe.
+        usage = self.usage()
+        usage["prompt_tokens"] = as_count(self._final.get("prompt_eval_count"))
+        usage["completion_tokens"] = as_count(self._final.get("eval_count"))
+        return End(as_text(self._final.get("done_reason")), usage) if self.ended else None
+
+    def usage(self) -> Usage:
+        """Ollama measures all of it; any field may be absent and then counts as nothing."""
+        final = self._final
+        return Usage(
+            prompt_tokens=tokens(final.get("prompt_eval_count")),
+            completion_tokens=tokens(final.get("eval_count")),
+            load_seconds=from_nanoseconds(final.get("load_duration")),
+            prefill_seconds=from_nanoseconds(final.get("prompt_eval_duration")),
+            decode_seconds=from_nanoseconds(final.get("eval_duration")),
+        )
+
+
+class OllamaWriter(AnswerWriter):
+    def delta(self, delta: Delta, at: datetime) -> list[Frame]:
+        frames = []
+        if delta.text or delta.thinking or delta.logprobs:
+            more = {"thinking": delta.thinking} if delta.thinking else {}
+            frame = saying(self._kind, self._model, at, delta.text, **more)
+            frame["done"] = False
+            if delta.logprobs:
+                frame["logprobs"] = delta.logprobs
+            frames.append(frame)
+        if delta.calls:
+            frames += self._calls(delta.calls, at)
+        return frames
+
+    def _calls(self, given: list[ToolCall], at: datetime) -> list[Frame]:
+        """The calls in one frame; before it, as text, those whose arguments cannot be read."""
+        readable = [call for call in given if parsed_arguments(call.arguments) is not None]
+        unreadable = "\n".join([unreadable_call_text(call) for call in given if call not in readable])
+        calls = [_write_call(call, index) for index, call in enumerate(readable)]
+        frames = [self.say(unreadable, at)] if unreadable else []
+        if calls:
+            frames.append({**saying(self._kind, self._model, at, "", tool_calls=calls), "done": False})
+        return frames
+
+    def end(self, end: End, at: datetime) -> list[Frame]:
+        final = {
+            **saying(self._kind, self._model, at, ""),
+            "done": True,
+            # A tool call ends an Ollama answer like any other.
+            "done_reason": "stop" if end.reason in {"", "tool_calls", "function_call"} else end.reason,
+            "total_duration": nanoseconds((at - self._started_at).total_seconds()),
+            "load_duration": 0,
+            "prompt_eval_count": end.usage["prompt_tokens"],
+            "prompt_eval_duration": nanoseconds(end.usage["prefill_seconds"]),
+            "eval_count": end.usage["completion_tokens"],
+            "eval_duration": nanoseconds(end.usage["decode_seconds"]),
+        }
+        return [final]
+
+    def say(self, part: Part, at: datetime) -> Frame:
+        if isinstance(part, str):
+            return {**saying(self._kind, self._model, at, part), "done": False}
+        return {**saying(self._kind, self._model, at, ""), **part, "done": False}
+
+    def ending(self, result: Mapping[str, Any], at: datetime) -> list[Frame]:
+        figures = {name: value for name, value in result.items() if name not in _NOT_FIGURES}
+        return [{**saying(self._kind, self._model, at, ""), "done_reason": "stop", **figures, "done": True}]
+
+
+class OllamaFold(Fold):
+    """The final frame with everything said before it put into its message."""
+
+    def __init__(self, kind: Kind) -> None:
+        super().__init__(kind)
+        self._texts: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[Any] = []
+        self._logprobs: list[Any] = []
+        self._final: Frame | None = None
+
+    def _add(self, frame: Frame) -> None:
+        said, text = _said(self._kind, frame)
+        self._texts.append(text)
+        self._thoughts.append(as_text(said.get("thinking")))
+        self._calls += as_list(said.get("tool_calls"))
+        self._logprobs += as_list(frame.get("logprobs"))
+        if frame.get("done") is True:
+            self._final = frame
+
+    def _whole(self) -> Frame | None:
+        final = self._final
+        if final is None:
+            return None
+        is_chat = self._kind == "chat"
+        said: Frame = {"content" if is_chat else "response": "".join(self._texts)}
+        thinking = "".join(self._thoughts)
+        if thinking:
+            said["thinking"] = thinking
+        if self._calls:
+            said["tool_calls"] = self._calls
+        if is_chat:
+            said = {"message": {"role": "assistant", **as_dict(final.get("message")), **said}}
+        return {**final, **said, **({"logprobs": self._logprobs} if self._logprobs else {})}
 
 
 class OllamaBody(Body, frozen=True, gc=False):
@@ -60,6 +188,7 @@ class Ollama(Dialect):
     name = "ollama"
     path_prefix = "/api/"
     sse = False
+    streams_unasked = True
     body_shape = OllamaBody
     inventory_questions = (
         Question("/api/version", needed=False, lasting=True),
@@ -67,14 +196,10 @@ class Ollama(Dialect):
         Question("/api/ps", needed=False),
     )
     tells_residents = True
+    embeddings_in = ("embeddings", "embedding")
     reader = OllamaReader
     writer = OllamaWriter
-    watch = OllamaWatch
     fold = OllamaFold
-    meter = OllamaMeter
-
-    def asks_to_stream(self, kind: Kind, stream: bool | None) -> bool:
-        return kind != "embed" and stream is not False
 
     def endpoint(self, kind: Kind, body: Mapping[str, Any]) -> str:
         if kind == "embed":
@@ -114,7 +239,7 @@ class Ollama(Dialect):
         body |= without_nulls({"think": request.think})
         return body | request.extras | {"options": request.options, "stream": request.stream}
 
-    def streaming_request(self, kind: Kind, body: Frame) -> Frame:
+    def streaming_request(self, kind: Kind, body: Frame, own_name: str) -> Frame:
         return body if kind == "embed" else {**body, "stream": True}
 
     def only_loads(self, kind: Kind, body: Mapping[str, Any]) -> Loading | None:
@@ -136,44 +261,44 @@ class Ollama(Dialect):
         return load
 
     def part_of(self, kind: Kind, frame: Frame) -> Part | None:
-        return part_of(kind, frame)
+        said, text = _said(kind, frame)
+        more = {name: said[name] for name in _SAID if said.get(name)}
+        logprobs = {"logprobs": frame["logprobs"]} if frame.get("logprobs") else {}
+        if not more and not logprobs:
+            return text or None
+        if kind == "chat":
+            return {"message": {"role": "assistant", "content": text, **more}, **logprobs}
+        return {"response": text, **more, **logprobs}
 
     def unsaid(self, kind: Kind, result: Frame) -> Part | None:
         if kind == "chat":
-            return part_of(kind, {"message": {**as_dict(result.get("message")), "content": ""}})
-        return part_of(kind, {**result, "response": ""})
+            return self.part_of(kind, {"message": {**as_dict(result.get("message")), "content": ""}})
+        return self.part_of(kind, {**result, "response": ""})
 
-    def check_embeddings(self, answer: Mapping[str, Any]) -> None:
-        if not isinstance(answer.get("embeddings"), list) and not isinstance(answer.get("embedding"), list):
-            raise GarbledAnswer("no embeddings", str(answer)[:500])
-
-    def read_embeddings(self, answer: Mapping[str, Any]) -> Embeddings:
+    def read_embeddings(self, answer: Mapping[str, Any]) -> tuple[list[Any], int]:
         vectors = [answer["embedding"]] if "embedding" in answer else as_list(answer.get("embeddings"))
-        return Embeddings(vectors, as_count(answer.get("prompt_eval_count")))
+        return vectors, as_count(answer.get("prompt_eval_count"))
 
     def write_embeddings(
-        self, embeddings: Embeddings, model: str, total_duration: int, form: ReplyForm
+        self, vectors: list[Any], tokens: int, model: str, total_duration: int, asked: Mapping[str, Any]
     ) -> Frame:
-        if form.legacy_embeddings:
-            return {"embedding": embeddings.vectors[0] if embeddings.vectors else []}
-        return {
-            "model": model,
-            "embeddings": embeddings.vectors,
-            "total_duration": total_duration,
-            "load_duration": 0,
-            "prompt_eval_count": embeddings.tokens,
-        }
+        if is_legacy_embeddings(asked):
+            return {"embedding": vectors[0] if vectors else []}
+        figures = {"total_duration": total_duration, "load_duration": 0, "prompt_eval_count": tokens}
+        return {"model": model, "embeddings": vectors, **figures}
 
     def error(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> Frame:
         return {"error": message}
 
-    def read_inventory(self, answers: Mapping[str, Frame | None]) -> Told:
+    def read_inventory(
+        self, answers: Mapping[str, Frame | None]
+    ) -> tuple[list[Frame], list[Frame], str | None]:
         models = as_dict(answers["/api/tags"]).get("models")
         if not isinstance(models, list):
             raise GarbledAnswer("/api/tags answered no list of models")
         running = as_frames(as_dict(answers["/api/ps"]).get("models"))
         version = as_text(as_dict(answers["/api/version"]).get("version"))
-        return Told(as_frames(models), running, version or None)
+        return as_frames(models), running, version or None
 
     def model_name(self, model: Frame) -> str:
         return as_text(model.get("model")) or as_text(model.get("name"))
@@ -198,7 +323,7 @@ def _read_message(message: Frame) -> Message:
     return Message(
         as_text(message.get("role")) or "user",
         message.get("content"),
-        images=[_image_url(image) for image in as_list(message.get("images"))],
+        images=[data_uri(image) for image in as_list(message.get("images"))],
         thinking=message.get("thinking"),
         calls=[read_call(call) for call in as_list(message.get("tool_calls"))],
         call_id=as_text(message.get("tool_call_id")),
@@ -219,17 +344,17 @@ def _read_prompt(body: Frame, request: Request) -> None:
         request.prompt, request.suffix = prompt, body.get("suffix") or None
         return
     system = [Message("system", body["system"])] if body.get("system") else []
-    request.messages = [*system, Message("user", prompt, [_image_url(image) for image in images])]
+    request.messages = [*system, Message("user", prompt, [data_uri(image) for image in images])]
 
 
 def _write_message(message: Message) -> Frame:
     body: Frame = {"role": message.role, "content": message.content or ""}
     if message.images:
-        body["images"] = [_image_data(url) for url in message.images]
+        body["images"] = [data_of(url) for url in message.images]
     if message.thinking:
         body["thinking"] = message.thinking
     if message.calls:
-        body["tool_calls"] = [write_call(call) for call in message.calls]
+        body["tool_calls"] = [_write_call(call) for call in message.calls]
     if message.role == "tool":
         body |= {"tool_name": message.tool_name} if message.tool_name else {}
         body |= {"tool_call_id": message.call_id} if message.call_id else {}
@@ -253,8 +378,23 @@ def _nothing_to_say(kind: Kind, body: Mapping[str, Any]) -> Frame:
             return {"prompt": ""} if is_legacy_embeddings(body) else {"input": []}
 
 
+def _write_call(call: ToolCall, index: int | None = None) -> Frame:
+    """Arguments that cannot be read are the caller's mistake."""
+    arguments = parsed_arguments(call.arguments)
+    if arguments is None:
+        raise UntranslatableRequest("invalid tool call arguments")
+    function: Frame = {} if index is None else {"index": index}
+    function |= {"name": call.name, "arguments": arguments}
+    return {"id": call.id, "function": function} if call.id else {"function": function}
+
+
+def _written_time(at: datetime) -> str:
+    """RFC 3339 in UTC with a Z, as Go writes it."""
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
 def _moment(seconds: int) -> str:
-    return ollama_time(datetime.fromtimestamp(seconds, UTC))
+    return _written_time(datetime.fromtimestamp(seconds, UTC))
 
 
 def _is_zero(keep_alive: Any) -> bool:
@@ -262,25 +402,3 @@ def _is_zero(keep_alive: Any) -> bool:
         digits = keep_alive.strip("+-0.hmsuµn ")
         return bool(keep_alive.strip()) and not digits and "0" in keep_alive
     return isinstance(keep_alive, int | float) and keep_alive == 0
-
-
-def _image_url(image: Any) -> str:
-    """A bare base64 picture as a data URI."""
-    if not isinstance(image, str):
-        raise UntranslatableRequest("invalid image input")
-    if image.startswith("data:"):
-        return image
-    kind = next((name for prefix, name in _SIGNATURES.items() if image.startswith(prefix)), "png")
-    return f"data:image/{kind};base64,{image}"
-
-
-def _image_data(url: str) -> str:
-    """The base64 out of a data URI; a link cannot be passed on to servers that fetch nothing."""
-    header, comma, data = url.partition(",")
-    if not comma or not header.startswith("data:") or not header.endswith(";base64"):
-        raise UntranslatableRequest("invalid image input: only base64 data URIs are supported by this target")
-    try:
-        base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError):
-        raise UntranslatableRequest("invalid image input: not base64") from None
-    return data

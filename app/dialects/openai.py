@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from app.dialects.framing import SSE_DONE
-from app.dialects.neutral import Embeddings, Message, Part, Request
+from app.dialects.neutral import Message, Part, Request
 from app.dialects.openai_answers import (
     OpenAIFold,
-    OpenAIMeter,
     OpenAIReader,
-    OpenAIWatch,
     OpenAIWriter,
     completion_id,
     part_of,
     write_call,
 )
 from app.dialects.options import options_from_sampling, sampling_from_options
-from app.dialects.protocol import Body, Dialect, Question, ReplyForm, Told
+from app.dialects.protocol import Body, Dialect, Question
 from app.dialects.shapes import (
     Frame,
     GarbledAnswer,
@@ -64,22 +62,19 @@ class OpenAI(Dialect):
     name = "openai"
     path_prefix = "/v1/"
     sse = True
+    streams_unasked = False
     end_of_stream = SSE_DONE
     inventory_questions = (Question("/v1/models"),)
+    embeddings_in = ("data",)
     reader = OpenAIReader
     writer = OpenAIWriter
-    watch = OpenAIWatch
     fold = OpenAIFold
-    meter = OpenAIMeter
 
     def read_body(self, kind: Kind, body: bytes) -> Body:
         given = super().read_body(kind, body)
         if kind == "chat" and not given.messages:
             raise InvalidRequest("[] is too short - 'messages'")
         return given
-
-    def asks_to_stream(self, kind: Kind, stream: bool | None) -> bool:
-        return kind != "embed" and stream is True
 
     def endpoint(self, kind: Kind, body: Mapping[str, Any]) -> str:
         if kind == "embed":
@@ -122,14 +117,11 @@ class OpenAI(Dialect):
         usage = {"stream_options": {"include_usage": True}} if request.stream else {}
         return body | {"stream": request.stream, **usage}
 
-    def streaming_request(self, kind: Kind, body: Frame) -> Frame:
+    def streaming_request(self, kind: Kind, body: Frame, own_name: str) -> Frame:
         if kind == "embed":
-            return body
+            return {**body, "model": own_name}
         stream_options = {**as_dict(body.get("stream_options")), "include_usage": True}
-        return {**body, "stream": True, "stream_options": stream_options}
-
-    def naming(self, body: Frame, own_name: str) -> Frame:
-        return {**body, "model": own_name}
+        return {**body, "model": own_name, "stream": True, "stream_options": stream_options}
 
     def part_of(self, kind: Kind, frame: Frame) -> Part | None:
         return part_of(frame)
@@ -142,26 +134,22 @@ class OpenAI(Dialect):
     def identified(self, kind: Kind, response: Frame, answer_id: str) -> Frame:
         return response if kind == "embed" else {**response, "id": completion_id(kind, answer_id)}
 
-    def check_embeddings(self, answer: Mapping[str, Any]) -> None:
-        if not isinstance(answer.get("data"), list):
-            raise GarbledAnswer("no embeddings", str(answer)[:500])
-
-    def read_embeddings(self, answer: Mapping[str, Any]) -> Embeddings:
+    def read_embeddings(self, answer: Mapping[str, Any]) -> tuple[list[Any], int]:
         items = sorted(
             map(as_dict, as_list(answer.get("data"))), key=lambda item: as_count(item.get("index"))
         )
         counted = as_count(as_dict(answer.get("usage")).get("prompt_tokens"))
-        return Embeddings([_unpacked(item.get("embedding")) for item in items], counted)
+        return [_unpacked(item.get("embedding")) for item in items], counted
 
     def write_embeddings(
-        self, embeddings: Embeddings, model: str, total_duration: int, form: ReplyForm
+        self, vectors: list[Any], tokens: int, model: str, total_duration: int, asked: Mapping[str, Any]
     ) -> Frame:
-        is_packed = form.encoding_format.lower() == "base64"
+        is_packed = as_text(asked.get("encoding_format")).lower() == "base64"
         data = [
             {"object": "embedding", "index": index, "embedding": _packed(vector) if is_packed else vector}
-            for index, vector in enumerate(embeddings.vectors)
+            for index, vector in enumerate(vectors)
         ]
-        usage = {"prompt_tokens": embeddings.tokens, "total_tokens": embeddings.tokens}
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return {"object": "list", "data": data, "model": model, "usage": usage}
 
     def error(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> Frame:
@@ -169,11 +157,13 @@ class OpenAI(Dialect):
         kind = _ERROR_TYPES.get(status, fallback)
         return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
-    def read_inventory(self, answers: Mapping[str, Frame | None]) -> Told:
+    def read_inventory(
+        self, answers: Mapping[str, Frame | None]
+    ) -> tuple[list[Frame], list[Frame], str | None]:
         models = as_dict(answers["/v1/models"]).get("data")
         if not isinstance(models, list):
             raise GarbledAnswer("/v1/models answered no list of models")
-        return Told(as_frames(models))
+        return as_frames(models), [], None
 
     def model_name(self, model: Frame) -> str:
         return as_text(model.get("id"))

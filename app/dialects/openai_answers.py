@@ -1,11 +1,11 @@
-"""The answers of OpenAI's dialect: chunks read, written, watched, folded and measured."""
+"""The answers of OpenAI's dialect: chunks read and measured, written and folded."""
 
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from app.dialects.neutral import Delta, End, Part, Piece, ToolCall
-from app.dialects.protocol import AnswerReader, AnswerWriter, Fold, Meter, Watch
+from app.dialects.neutral import Delta, End, Part, ToolCall
+from app.dialects.protocol import AnswerReader, AnswerWriter, Fold
 from app.dialects.shapes import Frame, Kind, as_count, as_dict, as_list, as_text
 from app.dialects.toolcalls import CallAssembler, arguments_text
 from app.dialects.usage import Usage, from_milliseconds, tokens
@@ -69,22 +69,42 @@ def _plain_text(choice: Frame) -> str | None:
 
 
 class OpenAIReader(AnswerReader):
-    """The usage may come after the finish reason, so the end waits until the source has ended."""
+    """OpenAI's usage counts tokens only; llama.cpp adds `timings`, and for everybody else the moments count
+    at which the frames arrived. It may come after the finish reasons: only the end of the source is the end.
+    """
 
     def __init__(self, kind: Kind, started_at: datetime) -> None:
-        self._meter = OpenAIMeter(started_at)
+        self._started_at = started_at
+        self._first_output_at: datetime | None = None
+        self._last_output_at = started_at
+        self._figures: Frame = {}
+        self._begun: set[int] = set()
+        self._finished: set[int] = set()
         self._calls = CallAssembler()
         self._reason: str | None = None
 
-    def feed(self, frame: Frame, at: datetime) -> list[Piece]:
-        self._meter.feed(frame, at)
-        pieces: list[Piece] = []
+    @property
+    def complete(self) -> bool:
+        return bool(self._begun) and self._begun == self._finished
+
+    def note(self, frame: Frame, at: datetime) -> None:
+        for name in ("usage", "timings"):
+            if isinstance(frame.get(name), dict):
+                self._figures[name] = frame[name]
         for item in as_list(frame.get("choices")):
             choice = as_dict(item)
-            # The others have one answer where this one may have `n`.
-            if not choice.get("index"):
-                pieces.append(self._delta(choice))
-        return pieces
+            index = as_count(choice.get("index"))
+            self._begun.add(index)
+            if choice.get("finish_reason"):
+                self._finished.add(index)
+            if _has_output(choice):
+                self._first_output_at = self._first_output_at or at
+                self._last_output_at = at
+
+    def deltas(self, frame: Frame) -> list[Delta]:
+        choices = map(as_dict, as_list(frame.get("choices")))
+        # The others have one answer where this one may have `n`.
+        return [self._delta(choice) for choice in choices if not choice.get("index")]
 
     def _delta(self, choice: Frame) -> Delta:
         said = _said(choice)
@@ -97,18 +117,29 @@ class OpenAIReader(AnswerReader):
         logprobs = choice.get("logprobs")
         return Delta(text, thinking, logprobs=as_list(as_dict(logprobs).get("content")) if logprobs else None)
 
-    def finish(self) -> list[Piece]:
-        if self._reason is None:
-            return []
-        usage = self._meter.usage()
-        end = End(
-            self._reason,
-            usage["prompt_tokens"],
-            usage["completion_tokens"],
-            usage["prefill_seconds"],
-            usage["decode_seconds"],
+    def end(self) -> End | None:
+        return None if self._reason is None else End(self._reason, self.usage(), self._calls.calls())
+
+    def usage(self) -> Usage:
+        """Until the first output, and from there to the last."""
+        counts, timings = self._figures.get("usage", {}), self._figures.get("timings", {})
+        first = self._first_output_at or self._started_at
+        prefill = max(0.0, (first - self._started_at).total_seconds())
+        decode = max(0.0, (self._last_output_at - first).total_seconds())
+        return Usage(
+            prompt_tokens=tokens(counts.get("prompt_tokens")),
+            completion_tokens=tokens(counts.get("completion_tokens")),
+            load_seconds=0.0,
+            prefill_seconds=from_milliseconds(timings.get("prompt_ms"), prefill),
+            decode_seconds=from_milliseconds(timings.get("predicted_ms"), decode),
         )
-        return [Delta(calls=self._calls.calls()), end] if self._calls else [end]
+
+
+def _has_output(choice: Frame) -> bool:
+    """Whether a choice carries something the model wrote, not just a role or an end."""
+    said = _said(choice)
+    written = said.get("content") or said.get("reasoning_content") or said.get("reasoning")
+    return bool(written or said.get("tool_calls") or choice.get("text"))
 
 
 class OpenAIWriter(AnswerWriter):
@@ -118,9 +149,8 @@ class OpenAIWriter(AnswerWriter):
     def __init__(
         self, kind: Kind, model: str, answer_id: str, started_at: datetime, *, include_usage: bool = True
     ) -> None:
+        super().__init__(kind, model, answer_id, started_at, include_usage=include_usage)
         self._chat = kind == "chat"
-        self._answer_id = answer_id
-        self._include_usage = include_usage
         self._envelope: Frame = {
             "id": completion_id(kind, answer_id),
             "object": "chat.completion.chunk" if self._chat else "text_completion",
@@ -172,9 +202,10 @@ class OpenAIWriter(AnswerWriter):
             reason = "tool_calls"
         chunks = [self._chunk({"delta": self._with_role({})} if self._chat else {"text": ""}, reason)]
         if self._include_usage:
-            counts = {"prompt_tokens": end.prompt_tokens, "completion_tokens": end.completion_tokens}
-            total = end.prompt_tokens + end.completion_tokens
-            chunks.append({**self._translated, "choices": [], "usage": {**counts, "total_tokens": total}})
+            prompt, completion = end.usage["prompt_tokens"], end.usage["completion_tokens"]
+            counts = {"prompt_tokens": prompt, "completion_tokens": completion}
+            usage = {**counts, "total_tokens": prompt + completion}
+            chunks.append({**self._translated, "choices": [], "usage": usage})
         return chunks
 
     def say(self, part: Part, at: datetime) -> Frame:
@@ -204,50 +235,16 @@ class OpenAIWriter(AnswerWriter):
             choice = {**choice, "delta": {"role": "assistant", "content": "", **choice["delta"]}}
         return {**choice, "logprobs": choice.get("logprobs"), "finish_reason": reason}
 
-    def silence(self, at: datetime) -> Frame:
-        return {**self._envelope, "choices": []}
-
-
-class OpenAIWatch(Watch):
-    """Withholds only what the caller did not ask for: the usage that we ask every target to send."""
-
-    def __init__(self, *, include_usage: bool) -> None:
-        super().__init__(include_usage=include_usage)
-        # The usage chunk follows the finish reasons, so only the end of the source is the end.
-        self._begun: set[int] = set()
-        self._finished: set[int] = set()
-
-    @property
-    def complete(self) -> bool:
-        return bool(self._begun) and self._begun == self._finished
-
-    def passes(self, frame: Frame) -> list[Frame]:
-        choices = [as_dict(choice) for choice in as_list(frame.get("choices"))]
-        for choice in choices:
-            index = as_count(choice.get("index"))
-            self._begun.add(index)
-            if choice.get("finish_reason"):
-                self._finished.add(index)
-        if self._include_usage or "usage" not in frame or any("message" in choice for choice in choices):
-            return [frame]
-        if not choices:
-            return []
-        return [{name: value for name, value in frame.items() if name != "usage"}]
-
 
 class OpenAIFold(Fold):
     """Chunks of chat completions or of the older completions; the shape of the choices tells which."""
 
     def __init__(self, kind: Kind) -> None:
+        super().__init__(kind)
         self._envelope: Frame = {}
         self._choices: dict[int, _Choice] = {}
 
-    @property
-    def text(self) -> str:
-        first = self._choices.get(0)
-        return first.text if first else ""
-
-    def feed(self, frame: Frame) -> None:
+    def _add(self, frame: Frame) -> None:
         # Later fields win (usage, timings), but a null never wipes out a value.
         for name, value in frame.items():
             if name != "choices" and (value is not None or name not in self._envelope):
@@ -260,7 +257,7 @@ class OpenAIFold(Fold):
                 self._choices[index] = _Choice()
             self._choices[index].feed(choice)
 
-    def response(self) -> Frame | None:
+    def _whole(self) -> Frame | None:
         if not self._choices or not all(choice.finish_reason for choice in self._choices.values()):
             return None
         envelope = dict(self._envelope)
@@ -280,10 +277,6 @@ class _Choice:
         self._calls = CallAssembler()
         self._logprobs: Frame | None = None
         self.finish_reason: str | None = None
-
-    @property
-    def text(self) -> str:
-        return as_text(self._message["content"]) if self._is_chat else self._text
 
     def feed(self, choice: Frame) -> None:
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
@@ -319,51 +312,3 @@ def _join(whole: Frame, more: Frame) -> None:
             whole[name] = known + value
         elif value is not None or name not in whole:
             whole[name] = value
-
-
-def usage_of(body: Mapping[str, Any], *, prefill_seconds: float = 0.0, decode_seconds: float = 0.0) -> Usage:
-    """From an answer or chunk with `usage`; the seconds are for servers that do not time themselves."""
-    counts = as_dict(body.get("usage"))
-    timings = as_dict(body.get("timings"))
-    return Usage(
-        prompt_tokens=tokens(counts.get("prompt_tokens")),
-        completion_tokens=tokens(counts.get("completion_tokens")),
-        load_seconds=0.0,
-        prefill_seconds=from_milliseconds(timings.get("prompt_ms"), prefill_seconds),
-        decode_seconds=from_milliseconds(timings.get("predicted_ms"), decode_seconds),
-    )
-
-
-class OpenAIMeter(Meter):
-    """OpenAI's usage counts tokens only; llama.cpp adds `timings`, and for everybody else the moments count
-    at which the frames arrived."""
-
-    def __init__(self, started_at: datetime) -> None:
-        self._started_at = started_at
-        self._first_output_at: datetime | None = None
-        self._last_output_at = started_at
-        self._seen: Frame = {}
-
-    def feed(self, frame: Frame, at: datetime) -> None:
-        for name in ("usage", "timings"):
-            if isinstance(frame.get(name), dict):
-                self._seen[name] = frame[name]
-        for choice in as_list(frame.get("choices")):
-            if _has_output(as_dict(choice)):
-                self._first_output_at = self._first_output_at or at
-                self._last_output_at = at
-
-    def usage(self) -> Usage:
-        """Until the first output, and from there to the last."""
-        if self._first_output_at is None:
-            return usage_of(self._seen)
-        prefill = (self._first_output_at - self._started_at).total_seconds()
-        decode = (self._last_output_at - self._first_output_at).total_seconds()
-        return usage_of(self._seen, prefill_seconds=max(0.0, prefill), decode_seconds=max(0.0, decode))
-
-
-def _has_output(choice: Frame) -> bool:
-    """Whether a choice carries something the model wrote, not just a role or an end."""
-    said = _said(choice)
-    written = said.get("content") or said.get("reasoning_content") or said.get("reasoning")
-    return bool(written or said.get("tool_calls") or choice.get("text"))

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from app.dialects.framing import EVENT_STREAM, NDJSON, SSE_KEEP_ALIVE, FrameDecoder
-from app.dialects.neutral import Delta, Embeddings, End, Part, Piece, Request
+from app.dialects.framing import EVENT_STREAM, NDJSON, FrameDecoder
+from app.dialects.neutral import Delta, End, Part, Request
 from app.dialects.runner import RunnerOptions
-from app.dialects.shapes import Frame, Kind, as_text, asks_for_usage, is_legacy_embeddings
+from app.dialects.shapes import Frame, GarbledAnswer, Kind, error_message
 from app.dialects.usage import Usage
 from app.errors import InvalidRequest
 
@@ -51,24 +51,6 @@ class Body(msgspec.Struct, frozen=True, gc=False):
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyForm:
-    """How a caller wants its answer. A job's log is best kept with its usage, whatever its caller asked."""
-
-    include_usage: bool = True
-    encoding_format: str = "float"
-    legacy_embeddings: bool = False
-
-    @classmethod
-    def asked_by(cls, body: Mapping[str, Any]) -> "ReplyForm":
-        """What a request, in the dialect of its caller, says about it."""
-        return cls(
-            include_usage=asks_for_usage(body) or body.get("stream") is not True,
-            encoding_format=as_text(body.get("encoding_format")) or "float",
-            legacy_embeddings=is_legacy_embeddings(body),
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Question:
     """A path that is asked for the inventory of a target."""
 
@@ -79,36 +61,54 @@ class Question:
     lasting: bool = False
 
 
-class Told(msgspec.Struct):
-    """A target's models and what is resident, as it describes them, and its version."""
-
-    models: list[Frame]
-    running: list[Frame] = []
-    version: str | None = None
+class IncompleteAnswer(ValueError):
+    """The frames so far do not make a whole answer."""
 
 
 class AnswerReader(ABC):
-    """The frames of one answer as neutral pieces; nothing follows an `End`. Errors are not its business."""
+    """Looks at the frames of one answer: when it ends, what it costs, and what it says in neutral words.
+
+    Errors are not its business. A frame that stays in its dialect is only noted.
+    """
+
+    # The last frame has passed.
+    ended = False
 
     @abstractmethod
     def __init__(self, kind: Kind, started_at: datetime) -> None: ...
 
-    @abstractmethod
-    def feed(self, frame: Frame, at: datetime) -> list[Piece]: ...
+    @property
+    def complete(self) -> bool:
+        """Whether the source may end here."""
+        return self.ended
 
-    def finish(self) -> list[Piece]:
-        """The source has ended; if there was no `End`, it was cut short."""
-        return []
+    @abstractmethod
+    def note(self, frame: Frame, at: datetime) -> None: ...
+
+    @abstractmethod
+    def deltas(self, frame: Frame) -> list[Delta]:
+        """What a frame says, after it was noted."""
+
+    @abstractmethod
+    def end(self) -> End | None:
+        """Asked for when the last frame has passed, or the source has ended: None if that was too early."""
+
+    @abstractmethod
+    def usage(self) -> Usage: ...
 
 
 class AnswerWriter(ABC):
     """The frames of one answer: from neutral pieces, or from a job's log and its result."""
 
-    @abstractmethod
     def __init__(
         self, kind: Kind, model: str, answer_id: str, started_at: datetime, *, include_usage: bool = True
     ) -> None:
         """`model` is echoed under the name the caller used."""
+        self._kind = kind
+        self._model = model
+        self._answer_id = answer_id
+        self._started_at = started_at
+        self._include_usage = include_usage
 
     @abstractmethod
     def delta(self, delta: Delta, at: datetime) -> list[Frame]: ...
@@ -118,66 +118,44 @@ class AnswerWriter(ABC):
 
     @abstractmethod
     def say(self, part: Part, at: datetime) -> Frame:
-        """A part that was kept in this dialect."""
+        """A part that was kept in this dialect. In lines of JSON, nothing said keeps a connection alive:
+        clients take it, unlike an empty line."""
 
     @abstractmethod
     def ending(self, result: Mapping[str, Any], at: datetime) -> list[Frame]:
         """The last frames of a result in this dialect: how it ended, and the counts."""
 
-    @abstractmethod
-    def silence(self, at: datetime) -> Frame:
-        """Says nothing: clients take it, unlike an empty line."""
-
-
-class Watch(ABC):
-    """Looks at the frames of one answer that stays in its dialect."""
-
-    # The last frame has passed.
-    ended = False
-
-    def __init__(self, *, include_usage: bool) -> None:
-        self._include_usage = include_usage
-
-    @property
-    def complete(self) -> bool:
-        """Whether the source may end here."""
-        return self.ended
-
-    @abstractmethod
-    def passes(self, frame: Frame) -> list[Frame]:
-        """The very frame, or without what its caller did not ask for."""
-
 
 class Fold(ABC):
     """From the frames of a stream to the one object that a caller gets who did not ask to stream."""
 
-    @abstractmethod
-    def __init__(self, kind: Kind) -> None: ...
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+        # Embeddings come in one piece.
+        self._only: Frame | None = None
+        self.error: str | None = None
 
-    @property
-    @abstractmethod
-    def text(self) -> str:
-        """What the model has written so far, as far as it is text for a reader."""
+    def feed(self, frame: Frame) -> None:
+        error = error_message(frame)
+        if error is not None:
+            self.error = self.error or error
+        elif self._kind == "embed":
+            self._only = frame
+        else:
+            self._add(frame)
+
+    def response(self) -> Frame:
+        whole = self._only or self._whole()
+        if self.error is not None or whole is None:
+            raise IncompleteAnswer(self.error or "the answer has no end yet")
+        return whole
 
     @abstractmethod
-    def feed(self, frame: Frame) -> None: ...
+    def _add(self, frame: Frame) -> None: ...
 
     @abstractmethod
-    def response(self) -> Frame | None:
+    def _whole(self) -> Frame | None:
         """None while something is missing."""
-
-
-class Meter(ABC):
-    """Measures an answer by its frames, as they arrive from a target."""
-
-    @abstractmethod
-    def __init__(self, started_at: datetime) -> None: ...
-
-    @abstractmethod
-    def feed(self, frame: Frame, at: datetime) -> None: ...
-
-    @abstractmethod
-    def usage(self) -> Usage: ...
 
 
 class Dialect(ABC):
@@ -188,17 +166,19 @@ class Dialect(ABC):
     path_prefix: ClassVar[str]
     # Streams are server-sent events, or else lines of JSON.
     sse: ClassVar[bool]
+    # Whether an answer is streamed to a caller who does not say.
+    streams_unasked: ClassVar[bool]
     end_of_stream: ClassVar[bytes] = b""
     body_shape: ClassVar[type[Body]] = Body
     inventory_questions: ClassVar[tuple[Question, ...]]
     # Whether a target's inventory says which models are resident.
     tells_residents: ClassVar[bool] = False
+    # Where an answer has its embeddings.
+    embeddings_in: ClassVar[tuple[str, ...]]
 
     reader: ClassVar[type[AnswerReader]]
     writer: ClassVar[type[AnswerWriter]]
-    watch: ClassVar[type[Watch]]
     fold: ClassVar[type[Fold]]
-    meter: ClassVar[type[Meter]]
 
     def __init__(self) -> None:
         self._decode = msgspec.json.Decoder(self.body_shape).decode
@@ -216,8 +196,8 @@ class Dialect(ABC):
             raise InvalidRequest("model is required")
         return given
 
-    @abstractmethod
-    def asks_to_stream(self, kind: Kind, stream: bool | None) -> bool: ...
+    def asks_to_stream(self, kind: Kind, stream: bool | None) -> bool:
+        return kind != "embed" and (self.streams_unasked if stream is None else stream)
 
     @abstractmethod
     def endpoint(self, kind: Kind, body: Mapping[str, Any]) -> str:
@@ -231,12 +211,11 @@ class Dialect(ABC):
     def write_request(self, kind: Kind, request: Request) -> Frame: ...
 
     @abstractmethod
-    def streaming_request(self, kind: Kind, body: Frame) -> Frame:
-        """The same body, streamed and with usage even if its caller did not ask: for progress and ledger."""
+    def streaming_request(self, kind: Kind, body: Frame, own_name: str) -> Frame:
+        """The same body, streamed and with usage even if its caller did not ask: for progress and ledger.
 
-    def naming(self, body: Frame, own_name: str) -> Frame:
-        """The body with the model as the target spells it, where targets know one spelling only."""
-        return body
+        `own_name` is how the target spells the model, where targets know one spelling only.
+        """
 
     def only_loads(self, kind: Kind, body: Mapping[str, Any]) -> Loading | None:
         """Whether a request only asks to load or unload its model."""
@@ -259,10 +238,6 @@ class Dialect(ABC):
         body = msgspec.json.encode(frame)
         return b"data: " + body + b"\n\n" if self.sse else body + b"\n"
 
-    def sign_of_life(self, writer: AnswerWriter, at: datetime) -> bytes:
-        """Keeps a waiting stream alive."""
-        return SSE_KEEP_ALIVE if self.sse else self.encode(writer.silence(at))
-
     @abstractmethod
     def part_of(self, kind: Kind, frame: Frame) -> Part | None:
         """What a frame says; None when it says nothing, as the first and the last one often do."""
@@ -275,17 +250,20 @@ class Dialect(ABC):
         """One id from the first chunk to the result, whoever made the answer."""
         return response
 
-    @abstractmethod
     def check_embeddings(self, answer: Mapping[str, Any]) -> None:
         """Raises GarbledAnswer for JSON that holds no embeddings."""
+        if not any(isinstance(answer.get(name), list) for name in self.embeddings_in):
+            raise GarbledAnswer("no embeddings", str(answer)[:500])
 
     @abstractmethod
-    def read_embeddings(self, answer: Mapping[str, Any]) -> Embeddings: ...
+    def read_embeddings(self, answer: Mapping[str, Any]) -> tuple[list[Any], int]:
+        """The vectors, and the tokens that were read."""
 
     @abstractmethod
     def write_embeddings(
-        self, embeddings: Embeddings, model: str, total_duration: int, form: ReplyForm
-    ) -> Frame: ...
+        self, vectors: list[Any], tokens: int, model: str, total_duration: int, asked: Mapping[str, Any]
+    ) -> Frame:
+        """`asked` is the caller's own request: it says in which form."""
 
     # -- errors --------------------------------------------------------------------------------------
 
@@ -300,8 +278,13 @@ class Dialect(ABC):
     # -- models --------------------------------------------------------------------------------------
 
     @abstractmethod
-    def read_inventory(self, answers: Mapping[str, Frame | None]) -> Told:
-        """From the answers to `inventory_questions`, by path. Raises GarbledAnswer."""
+    def read_inventory(
+        self, answers: Mapping[str, Frame | None]
+    ) -> tuple[list[Frame], list[Frame], str | None]:
+        """Models, what is resident, and the version, from the answers to `inventory_questions` by path.
+
+        Raises GarbledAnswer.
+        """
 
     @abstractmethod
     def model_name(self, model: Frame) -> str: ...

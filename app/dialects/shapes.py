@@ -60,10 +60,6 @@ def nanoseconds(seconds: float) -> int:
     return max(0, round(seconds * 1_000_000_000))
 
 
-def seconds(nanos: Any) -> float:
-    return as_count(nanos) / 1_000_000_000
-
-
 def asks_for_usage(body: Mapping[str, Any]) -> bool:
     return as_dict(body.get("stream_options")).get("include_usage") is True
 

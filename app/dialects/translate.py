@@ -1,6 +1,6 @@
 """From any dialect to any other, requests and answers; within one dialect everything passes as it is.
 
-    translator = response_translator("chat", OPENAI, OLLAMA, model=…, answer_id=…, started_at=…)
+    translator = ResponseTranslator("chat", OPENAI, OLLAMA, model=…, answer_id=…, started_at=…)
     for frame in …: out += translator.feed(frame, at=now)
     out += translator.finish(at=now)
 
@@ -8,13 +8,14 @@ Whatever happens to the source, the frames that come out end with exactly one te
 Clocks and ids are the caller's.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
-from app.dialects.neutral import Delta, Piece
-from app.dialects.protocol import AnswerWriter, Dialect, ReplyForm
+from app.dialects.neutral import Delta
+from app.dialects.protocol import Dialect
 from app.dialects.shapes import Frame, Kind, error_message, nanoseconds
+from app.dialects.usage import Usage
 
 CUT_SHORT = "the answer was cut short"
 
@@ -27,156 +28,81 @@ def translate_request(kind: Kind, body: Frame, source: Dialect, to: Dialect) -> 
     return body if source is to else to.write_request(kind, source.read_request(kind, body))
 
 
-def response_translator(
-    kind: Kind,
-    source: Dialect,
-    to: Dialect,
-    *,
-    model: str,
-    answer_id: str,
-    started_at: datetime,
-    form: ReplyForm | None = None,
-) -> "ResponseTranslator":
-    """Without a `form` nothing is withheld."""
-    form = form or ReplyForm()
-    if kind == "embed":
-        return _EmbedTranslator(source, to, model, started_at, form)
-    if source is to:
-        return _Verbatim(to, form)
-    writer = to.writer(kind, model, answer_id, started_at, include_usage=form.include_usage)
-    return _Translator(kind, source, to, writer, started_at)
+class ResponseTranslator:
+    """`finished` is set by the terminal frame; then `error` says whether, and how, the answer went wrong.
 
+    Within one dialect frames are passed on as they are, but never without their end.
+    """
 
-class ResponseTranslator(ABC):
-    """`finished` is set by the terminal frame; then `error` says whether, and how, the answer went wrong."""
-
-    def __init__(self, source: Dialect, to: Dialect) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        source: Dialect,
+        to: Dialect,
+        *,
+        model: str,
+        answer_id: str,
+        started_at: datetime,
+        include_usage: bool = True,
+        asked: Mapping[str, Any] | None = None,
+    ) -> None:
+        """`asked` is the request, in the dialect of its caller, that says how embeddings are wanted."""
+        self._kind = kind
         self._source = source
         self._to = to
+        self._verbatim = source is to
+        self._model = model
+        self._started_at = started_at
+        self._asked = asked or {}
+        self._reader = source.reader(kind, started_at)
+        self.writer = to.writer(kind, model, answer_id, started_at, include_usage=include_usage)
         self.finished = False
         self.error: str | None = None
 
     def feed(self, frame: Frame, at: datetime) -> list[Frame]:
+        """Raises GarbledAnswer for embeddings that are none."""
         if self.finished:
             return []
         error = error_message(frame)
-        if error is None:
-            return self._translated(frame, at)
-        return self._fail(error, frame if self._source is self._to else None)
+        if error is not None:
+            return self._fail(error, frame if self._verbatim else None)
+        self._reader.note(frame, at)
+        if self._kind == "embed":
+            return [self._embeddings(frame, at)]
+        if self._verbatim:
+            self.finished = self._reader.ended
+            return [frame]
+        frames = [each for delta in self._reader.deltas(frame) for each in self.writer.delta(delta, at)]
+        return frames + self._ending(at) if self._reader.ended else frames
 
     def finish(self, at: datetime) -> list[Frame]:
+        """The source has ended."""
         if self.finished:
             return []
-        frames = self._ending(at)
-        if frames is None:
+        self.finished = self._verbatim and self._reader.complete
+        return [] if self.finished else self._ending(at)
+
+    def usage(self) -> Usage:
+        """What the answer cost at its source."""
+        return self._reader.usage()
+
+    def _ending(self, at: datetime) -> list[Frame]:
+        end = None if self._verbatim else self._reader.end()
+        if end is None:
             return self._fail(CUT_SHORT)
         self.finished = True
-        return frames
+        return self.writer.delta(Delta(calls=end.calls), at) + self.writer.end(end, at)
+
+    def _embeddings(self, frame: Frame, at: datetime) -> Frame:
+        self.finished = True
+        self._source.check_embeddings(frame)
+        if self._verbatim:
+            return frame
+        vectors, tokens = self._source.read_embeddings(frame)
+        took = nanoseconds((at - self._started_at).total_seconds())
+        return self._to.write_embeddings(vectors, tokens, self._model, took, self._asked)
 
     def _fail(self, message: str, frame: Frame | None = None) -> list[Frame]:
         self.finished = True
         self.error = message
         return [frame or self._to.error(500, message)]
-
-    @abstractmethod
-    def _translated(self, frame: Frame, at: datetime) -> list[Frame]: ...
-
-    def _ending(self, at: datetime) -> list[Frame] | None:
-        """What is left to say when the source has ended; None when it was cut short."""
-        return None
-
-
-class _Translator(ResponseTranslator):
-    """By way of neutral pieces."""
-
-    def __init__(
-        self, kind: Kind, source: Dialect, to: Dialect, writer: AnswerWriter, started_at: datetime
-    ) -> None:
-        super().__init__(source, to)
-        self._reader = source.reader(kind, started_at)
-        self._writer = writer
-
-    def _translated(self, frame: Frame, at: datetime) -> list[Frame]:
-        return self._written(self._reader.feed(frame, at), at)
-
-    def _ending(self, at: datetime) -> list[Frame] | None:
-        return self._written(self._reader.finish(), at) or None
-
-    def _written(self, pieces: Iterable[Piece], at: datetime) -> list[Frame]:
-        frames: list[Frame] = []
-        for piece in pieces:
-            if isinstance(piece, Delta):
-                frames += self._writer.delta(piece, at)
-            else:
-                self.finished = True
-                frames += self._writer.end(piece, at)
-        return frames
-
-
-class _Verbatim(ResponseTranslator):
-    """Passed on as it is, but never without its end."""
-
-    def __init__(self, dialect: Dialect, form: ReplyForm) -> None:
-        super().__init__(dialect, dialect)
-        self._watch = dialect.watch(include_usage=form.include_usage)
-
-    def _translated(self, frame: Frame, at: datetime) -> list[Frame]:
-        frames = self._watch.passes(frame)
-        self.finished = self._watch.ended
-        return frames
-
-    def _ending(self, at: datetime) -> list[Frame] | None:
-        return [] if self._watch.complete else None
-
-
-class _EmbedTranslator(ResponseTranslator):
-    """Embeddings come in one piece."""
-
-    def __init__(
-        self, source: Dialect, to: Dialect, model: str, started_at: datetime, form: ReplyForm
-    ) -> None:
-        super().__init__(source, to)
-        self._model = model
-        self._started_at = started_at
-        self._form = form
-
-    def _translated(self, frame: Frame, at: datetime) -> list[Frame]:
-        self.finished = True
-        self._source.check_embeddings(frame)
-        if self._source is self._to:
-            return [frame]
-        took = nanoseconds((at - self._started_at).total_seconds())
-        embeddings = self._source.read_embeddings(frame)
-        return [self._to.write_embeddings(embeddings, self._model, took, self._form)]
-
-
-class IncompleteAnswer(ValueError):
-    """The frames so far do not make a whole answer."""
-
-
-class ResponseFolder:
-    """Feed it the frames of one answer, in one dialect, for the one object that they make."""
-
-    def __init__(self, kind: Kind, dialect: Dialect) -> None:
-        self._fold = None if kind == "embed" else dialect.fold(kind)
-        self._only: Frame | None = None
-        self.error: str | None = None
-
-    def feed(self, frame: Frame) -> None:
-        error = error_message(frame)
-        if error is not None:
-            self.error = self.error or error
-        elif self._fold is None:
-            self._only = frame
-        else:
-            self._fold.feed(frame)
-
-    @property
-    def text(self) -> str:
-        return "" if self._fold is None else self._fold.text
-
-    def response(self) -> Frame:
-        whole = self._only if self._fold is None else self._fold.response()
-        if self.error is not None or whole is None:
-            raise IncompleteAnswer(self.error or "the answer has no end yet")
-        return whole

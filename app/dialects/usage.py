@@ -2,7 +2,7 @@
 
 from typing import Any, TypedDict
 
-from app.dialects.shapes import as_count, seconds
+from app.dialects.shapes import as_count
 
 # No answer costs more. What a target says beyond that is a mistake, and must spoil neither job nor sums.
 MAX_TOKENS = 10**12
@@ -22,7 +22,7 @@ def tokens(value: Any) -> int:
 
 
 def from_nanoseconds(value: Any) -> float:
-    return min(MAX_SECONDS, seconds(value))
+    return min(MAX_SECONDS, as_count(value) / 1_000_000_000)
 
 
 def from_milliseconds(value: Any, fallback: float) -> float:

@@ -9,17 +9,11 @@ from datetime import UTC, datetime
 
 import orjson
 
-from app.dialects import (
-    Dialect,
-    Frame,
-    Kind,
-    Part,
-    ReplyForm,
-    asks_for_usage,
-    dialect_named,
-    response_translator,
-)
-from app.dialects.shapes import as_dict
+from app.dialects import dialect_named
+from app.dialects.neutral import Part
+from app.dialects.protocol import Dialect
+from app.dialects.shapes import Frame, Kind, as_dict, asks_for_usage
+from app.dialects.translate import ResponseTranslator
 from app.events.follow import Ending
 from app.jobs.states import LIVE
 from app.store.job import Job
@@ -46,17 +40,20 @@ class Frames:
         """`job` is the row of a chat or generate job."""
         self._kind: Kind = "chat" if job.kind == "chat" else "generate"
         self._source = dialect_named(job.dialect)
-        model = job.model or ""
-        self._writer = self._source.writer(self._kind, model, job.id, job.created_at)
-        self._silent = dialect.writer(self._kind, model, job.id, job.created_at)
-        self._translator = response_translator(
+        model, asked = job.model or "", asks_for_usage(as_dict(orjson.loads(job.payload)))
+        # Another dialect may need the counts for an end of its own.
+        tells_usage = asked or self._source is not dialect
+        self._writer = self._source.writer(
+            self._kind, model, job.id, job.created_at, include_usage=tells_usage
+        )
+        self._translator = ResponseTranslator(
             self._kind,
             self._source,
             dialect,
             model=model,
             answer_id=job.id,
             started_at=job.created_at,
-            form=ReplyForm(include_usage=asks_for_usage(as_dict(orjson.loads(job.payload)))),
+            include_usage=asked,
         )
         self._only_text = True
 
@@ -68,7 +65,7 @@ class Frames:
 
     def silence(self) -> Frame:
         """In NDJSON: keeps the connection alive. Clients take it for an empty answer."""
-        return self._silent.silence(datetime.now(UTC))
+        return self._translator.writer.say("", datetime.now(UTC))
 
     def ended(self, job: Ending) -> list[Frame]:
         """How the job ended, by its last state."""

@@ -4,7 +4,10 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from app.dialects import Dialect, Frame, Kind, ReplyForm, ResponseFolder, dialect_named, response_translator
+from app.dialects import dialect_named
+from app.dialects.protocol import Dialect
+from app.dialects.shapes import Frame, Kind
+from app.dialects.translate import ResponseTranslator
 from app.executors.protocol import ClaimedJob, RunContext
 from app.jobs.outcomes import Succeeded
 
@@ -15,29 +18,24 @@ class TargetAnswer:
     def __init__(
         self, kind: Kind, source: Dialect, job: ClaimedJob, body: Frame, context: RunContext
     ) -> None:
-        started_at = datetime.now(UTC)
         self._kind = kind
         self._dialect = dialect_named(job.dialect)
         self._job_id = job.id
         self._context = context
-        self._meter = source.meter(started_at)
-        self._translator = response_translator(
+        self._translator = ResponseTranslator(
             kind,
             source,
             self._dialect,
             model=job.model or "",
             answer_id=job.id,
-            started_at=started_at,
-            # The log is kept with its usage, whatever the caller asked for.
-            form=ReplyForm.asked_by({**body, "stream": False}),
+            started_at=datetime.now(UTC),
+            asked=body,
         )
-        self._folder = ResponseFolder(kind, self._dialect)
+        self._fold = self._dialect.fold(kind)
 
     def take(self, frame: Frame) -> None:
         """Raises GarbledAnswer for what is no answer."""
-        now = datetime.now(UTC)
-        self._meter.feed(frame, now)
-        for each in self._translator.feed(frame, now):
+        for each in self._translator.feed(frame, datetime.now(UTC)):
             self._tell(each)
 
     def end(self) -> None:
@@ -52,14 +50,14 @@ class TargetAnswer:
 
     def outcome(self) -> Succeeded:
         """Raises IncompleteAnswer when something is missing."""
-        response = self._dialect.identified(self._kind, self._folder.response(), self._job_id)
-        usage = msgspec.json.encode(self._meter.usage()).decode()
+        response = self._dialect.identified(self._kind, self._fold.response(), self._job_id)
+        usage = msgspec.json.encode(self._translator.usage()).decode()
         return Succeeded(msgspec.json.encode(response).decode(), usage)
 
     def _tell(self, frame: Frame) -> None:
         if self._translator.error is not None:
             return
-        self._folder.feed(frame)
+        self._fold.feed(frame)
         part = None if self._kind == "embed" else self._dialect.part_of(self._kind, frame)
         if part:
             self._context.output(part)

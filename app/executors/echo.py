@@ -14,8 +14,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from app.dialects import DIALECTS, Frame, Kind, UntranslatableRequest, dialect_named, translate_request
-from app.dialects.ollama_answers import saying
+from app.dialects import DIALECTS, dialect_named
+from app.dialects.ollama import saying
+from app.dialects.shapes import Frame, Kind, UntranslatableRequest
+from app.dialects.translate import translate_request
 from app.executors.answer import TargetAnswer
 from app.executors.protocol import ClaimedJob, RunContext
 from app.jobs.outcomes import Failed, JobError, Outcome, Retry

@@ -13,22 +13,12 @@ from typing import Protocol
 
 import msgspec
 
-from app.dialects import (
-    CUT_SHORT,
-    Dialect,
-    Frame,
-    GarbledAnswer,
-    IncompleteAnswer,
-    Kind,
-    UntranslatableRequest,
-    affinity_key,
-    dialect_named,
-    error_message,
-    parse_frame,
-    translate_request,
-)
-from app.dialects.protocol import Loading
-from app.dialects.shapes import as_dict
+from app.dialects import dialect_named
+from app.dialects.framing import parse_frame
+from app.dialects.protocol import Dialect, IncompleteAnswer, Loading
+from app.dialects.runner import affinity_key
+from app.dialects.shapes import Frame, GarbledAnswer, Kind, UntranslatableRequest, as_dict, error_message
+from app.dialects.translate import CUT_SHORT, translate_request
 from app.executors.answer import TargetAnswer
 from app.executors.protocol import ClaimedJob, RunContext
 from app.jobs.lanes import TARGET_ASLEEP
@@ -150,8 +140,8 @@ class LlmExecutor:
         loading = dialect.only_loads(kind, body)
         if loading is not None:
             return await self._only_load(job, kind, body, loading, context)
-        sent = theirs.streaming_request(kind, translate_request(kind, body, dialect, theirs))
-        sent = theirs.naming(sent, self._target.own_name(model))
+        translated = translate_request(kind, body, dialect, theirs)
+        sent = theirs.streaming_request(kind, translated, self._target.own_name(model))
         affinity = affinity_key(model, as_dict(sent.get("options")))
         if not self._target.is_resident(affinity):
             load = theirs.load_request(kind, sent)

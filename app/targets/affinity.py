@@ -7,7 +7,7 @@ what is already resident is served on, because a swap costs more than a turn; ot
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from app.dialects import model_key
+from app.dialects.models import model_key
 from app.jobs.lanes import parse_llm_lane
 from app.store.heads import Head
 

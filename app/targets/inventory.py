@@ -1,12 +1,14 @@
 """What a target has: its models as it names them, what is resident, its version. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from app.dialects import DIALECTS, Dialect, Frame, find_model, model_key
-from app.dialects.shapes import as_frames, as_text
+from app.dialects import DIALECTS
+from app.dialects.models import find_model, model_key
+from app.dialects.protocol import Dialect
+from app.dialects.shapes import Frame, as_frames, as_text
 from app.targets.config import ECHO_NAME
 
 
@@ -45,12 +47,6 @@ class Inventory:
         models, running = as_frames(document.get("models")), as_frames(document.get("running"))
         return cls(dialect, models, running, as_text(document.get("version")) or None)
 
-    @classmethod
-    def told(cls, dialect: Dialect, answers: Mapping[str, Frame | None]) -> "Inventory":
-        """From the answers to the dialect's questions, by path. Raises GarbledAnswer."""
-        told = dialect.read_inventory(answers)
-        return cls(dialect, told.models, told.running, told.version)
-
     @property
     def resident_models(self) -> frozenset[str]:
         return frozenset(model_key(self.dialect.model_name(each)) for each in self.running)
@@ -70,10 +66,6 @@ def merged_models(inventories: Iterable[Inventory], reader: Dialect) -> Frame:
             if key not in found:
                 found[key] = inventory.entry(model, reader)
     return reader.models_list(list(found.values()))
-
-
-def merged_running(inventories: Iterable[Inventory]) -> list[Frame]:
-    return [each for inventory in inventories for each in inventory.running]
 
 
 def model_entry(inventories: Iterable[Inventory], name: str, reader: Dialect) -> Frame | None:

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 
 import structlog
 
-from app.dialects import Frame, GarbledAnswer, parse_frame
+from app.dialects.framing import parse_frame
+from app.dialects.shapes import Frame, GarbledAnswer
 from app.loops.loop import Loop
 from app.outbound.client import GuardedClient
 from app.outbound.errors import OutboundError
@@ -116,7 +117,7 @@ class Prober(Loop):
             known = self._answers.get(question.path) if self._target.awake else None
             if known is None or not question.lasting:
                 self._answers[question.path] = await self._get(question.path, needed=question.needed)
-        return Inventory.told(dialect, self._answers)
+        return Inventory(dialect, *dialect.read_inventory(self._answers))
 
     async def _get(self, path: str, *, needed: bool = True) -> Frame | None:
         async with self._target.request("GET", path, idle_seconds=PROBE_SECONDS) as answer:

@@ -7,7 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 
-from app.dialects import Dialect, Frame, dialect_named, model_key
+from app.dialects import dialect_named
+from app.dialects.models import model_key
+from app.dialects.protocol import Dialect
+from app.dialects.shapes import Frame
 from app.outbound.client import GuardedClient
 from app.outbound.stream import OutboundStream
 from app.targets.breaker import Breaker

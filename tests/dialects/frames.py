@@ -3,17 +3,11 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from app.dialects import (
-    DIALECTS,
-    Frame,
-    IncompleteAnswer,
-    Kind,
-    ReplyForm,
-    ResponseFolder,
-    ResponseTranslator,
-    response_translator,
-)
-from app.dialects import translate_request as translate_between
+from app.dialects import DIALECTS
+from app.dialects.protocol import Fold, IncompleteAnswer
+from app.dialects.shapes import Frame, Kind
+from app.dialects.translate import ResponseTranslator
+from app.dialects.translate import translate_request as translate_between
 
 START = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 CREATED = int(START.timestamp())
@@ -33,15 +27,9 @@ def at(seconds: float) -> datetime:
     return START + timedelta(seconds=seconds)
 
 
-def make(kind: Any, source: Any, to: Any, form: ReplyForm | None = None) -> ResponseTranslator:
-    return response_translator(
-        kind,
-        DIALECTS[source],
-        DIALECTS[to],
-        model="my-model",
-        answer_id="01J0",
-        started_at=START,
-        form=form,
+def make(kind: Any, source: Any, to: Any, **more: Any) -> ResponseTranslator:
+    return ResponseTranslator(
+        kind, DIALECTS[source], DIALECTS[to], model="my-model", answer_id="01J0", started_at=START, **more
     )
 
 
@@ -53,20 +41,20 @@ def translate_response(
     kind: Kind, answer: Frame, source: str, to: str, *, model: str, answer_id: str, at: datetime
 ) -> Frame:
     """A whole answer, the way its frames would have gone. An error comes out as the error body of `to`."""
-    translator = response_translator(
+    translator = ResponseTranslator(
         kind, DIALECTS[source], DIALECTS[to], model=model, answer_id=answer_id, started_at=at
     )
-    folder = ResponseFolder(kind, DIALECTS[to])
+    folder = folder_of(kind, to)
     for frame in (*translator.feed(answer, at), *translator.finish(at)):
         folder.feed(frame)
     return folder.response() if folder.error is None else DIALECTS[to].error(500, folder.error)
 
 
-def folder_of(kind: Kind, dialect: str) -> ResponseFolder:
-    return ResponseFolder(kind, DIALECTS[dialect])
+def folder_of(kind: Kind, dialect: str) -> Fold:
+    return DIALECTS[dialect].fold(kind)
 
 
-def is_complete(folder: ResponseFolder) -> bool:
+def is_complete(folder: Fold) -> bool:
     try:
         folder.response()
     except IncompleteAnswer:

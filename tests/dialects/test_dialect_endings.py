@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from app.dialects import ReplyForm
 from tests.dialects.frames import (
     FINAL,
     PAIRS,
@@ -63,16 +62,6 @@ def test_within_a_dialect_frames_pass_untouched(dialect: Any) -> None:
     out = run(make("chat", dialect, dialect), *frames)
     assert len(out) == len(frames)
     assert all(mine is theirs for mine, theirs in zip(out, frames, strict=True))
-
-
-def test_usage_that_only_we_asked_for_is_withheld_from_an_openai_caller() -> None:
-    translator = make("chat", "openai", "openai", ReplyForm(include_usage=False))
-    first = chunk({"content": "x"}, usage=None)
-    out = run(translator, first, chunk({}, "stop"), chunk(None, usage=USAGE))
-    assert len(out) == 2
-    assert all("usage" not in each for each in out)
-    assert "usage" in first
-    assert translator.error is None
 
 
 def test_several_choices_are_only_complete_when_all_are() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.dialects import IncompleteAnswer
+from app.dialects.protocol import IncompleteAnswer
 from tests.dialects.frames import FINAL, USAGE, chunk, fold, folder_of, is_complete, ollama_chat
 
 
@@ -158,14 +158,3 @@ def test_half_an_answer_is_no_answer(dialect: Any, frames: list[dict[str, Any]])
     assert not is_complete(folder)
     with pytest.raises(IncompleteAnswer):
         folder.response()
-
-
-def test_the_text_so_far_can_be_read_at_any_time() -> None:
-    folder = folder_of("chat", "openai")
-    assert folder.text == ""
-    folder.feed(chunk({"content": "Hel"}))
-    folder.feed(chunk({"content": "lo"}))
-    assert folder.text == "Hello"
-    ollama = folder_of("generate", "ollama")
-    ollama.feed({"response": "Hi", "done": False})
-    assert ollama.text == "Hi"

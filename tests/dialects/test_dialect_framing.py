@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from app.dialects import DIALECTS, GarbledAnswer, parse_frame
-from app.dialects.framing import MAX_LINE_BYTES, SSE_DONE, SSE_KEEP_ALIVE
+from app.dialects import DIALECTS
+from app.dialects.framing import MAX_LINE_BYTES, SSE_DONE, SSE_KEEP_ALIVE, parse_frame
+from app.dialects.shapes import GarbledAnswer
 
 FRAMES: list[dict[str, Any]] = [{"a": "ä\n"}, {"b": [1, 2.5, None]}, {"done": True}]
 

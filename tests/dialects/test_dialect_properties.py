@@ -7,7 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dialects import DIALECTS, GarbledAnswer, UntranslatableRequest, error_message
+from app.dialects import DIALECTS
+from app.dialects.shapes import GarbledAnswer, UntranslatableRequest, error_message
 from tests.dialects.frames import (
     FINAL,
     PAIRS,

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from app.dialects import DIALECTS, UntranslatableRequest, asks_for_usage
+from app.dialects import DIALECTS
+from app.dialects.shapes import UntranslatableRequest, asks_for_usage
 from tests.dialects.frames import translate_request
 
 OLLAMA, OPENAI = DIALECTS["ollama"], DIALECTS["openai"]
@@ -323,10 +324,12 @@ def test_ollama_streams_unless_told_not_to_and_openai_only_when_told_to() -> Non
 
 def test_on_the_wire_every_answer_is_streamed_with_usage_and_the_rest_is_untouched() -> None:
     body = {"model": "m", "stream": False, "odd": 1, "stream_options": {"x": 1}}
-    assert OLLAMA.streaming_request("chat", body) == body | {"stream": True}
-    assert OPENAI.streaming_request("chat", body) == body | {
+    assert OLLAMA.streaming_request("chat", body, "M") == body | {"stream": True}
+    assert OPENAI.streaming_request("chat", body, "M") == body | {
+        "model": "M",
         "stream": True,
         "stream_options": {"x": 1, "include_usage": True},
     }
-    assert OPENAI.streaming_request("embed", body) is body
+    assert OLLAMA.streaming_request("embed", body, "M") is body
+    assert OPENAI.streaming_request("embed", body, "M") == body | {"model": "M"}
     assert body["stream"] is False

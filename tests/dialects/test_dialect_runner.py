@@ -5,17 +5,12 @@ from typing import Any
 
 import pytest
 
-from app.dialects import (
-    DIALECTS,
-    affinity_key,
-    canonical_model,
-    error_message,
-    find_model,
-    model_key,
-    runner_options,
-)
-from app.dialects.ollama_answers import usage_of as usage_from_ollama
-from app.dialects.openai_answers import usage_of as usage_from_openai
+from app.dialects import DIALECTS
+from app.dialects.models import canonical_model, find_model, model_key
+from app.dialects.protocol import Dialect
+from app.dialects.runner import affinity_key, runner_options
+from app.dialects.shapes import error_message
+from app.dialects.usage import Usage
 from tests.dialects.frames import FINAL, START, USAGE, at, chunk
 
 OLLAMA, OPENAI = DIALECTS["ollama"], DIALECTS["openai"]
@@ -131,8 +126,16 @@ def test_the_answer_to_an_empty_request_is_ollamas() -> None:
     assert OLLAMA.loading_answer("generate", "m", NOW, "unload")["response"] == ""
 
 
+def usage_of(dialect: Dialect, *frames: dict[str, Any]) -> Usage:
+    """The n-th frame arrives n seconds after the start."""
+    reader = dialect.reader("chat", START)
+    for n, frame in enumerate(frames):
+        reader.note(frame, at(n + 1))
+    return reader.usage()
+
+
 def test_usage_is_read_from_ollamas_final_frame_with_any_field_absent() -> None:
-    assert dict(usage_from_ollama(FINAL)) == {
+    assert dict(usage_of(OLLAMA, FINAL)) == {
         "prompt_tokens": 5,
         "completion_tokens": 7,
         "load_seconds": 1e-9,
@@ -146,47 +149,48 @@ def test_usage_is_read_from_ollamas_final_frame_with_any_field_absent() -> None:
         "prefill_seconds": 0.0,
         "decode_seconds": 0.0,
     }
-    for frame in ({"done": True}, {"eval_count": None, "load_duration": "x", "eval_duration": -5}):
-        assert dict(usage_from_ollama(frame)) == nothing
+    for frame in ({}, {"eval_count": None, "load_duration": "x", "eval_duration": -5}):
+        assert dict(usage_of(OLLAMA, {"done": True, **frame})) == nothing
 
 
 def test_usage_is_read_from_openai_with_and_without_timings() -> None:
     timed = {"usage": USAGE, "timings": {"prompt_ms": 10, "predicted_ms": 20}}
-    assert usage_from_openai(timed)["prefill_seconds"] == 0.01
-    assert usage_from_openai(timed)["decode_seconds"] == 0.02
-    plain = usage_from_openai({"usage": USAGE}, prefill_seconds=1.5, decode_seconds=2.5)
+    assert usage_of(OPENAI, timed)["prefill_seconds"] == 0.01
+    assert usage_of(OPENAI, timed)["decode_seconds"] == 0.02
+    said = chunk({"content": "x"})
+    plain = usage_of(OPENAI, {}, said, {}, {}, said | {"usage": USAGE})
     assert plain == {
         "prompt_tokens": 5,
         "completion_tokens": 7,
         "load_seconds": 0.0,
-        "prefill_seconds": 1.5,
-        "decode_seconds": 2.5,
+        "prefill_seconds": 2.0,
+        "decode_seconds": 3.0,
     }
-    assert usage_from_openai({"usage": None})["prompt_tokens"] == 0
+    assert usage_of(OPENAI, {"usage": None})["prompt_tokens"] == 0
 
 
 def test_the_meter_times_what_openai_does_not() -> None:
-    meter = OPENAI.meter(START)
-    meter.feed(chunk({"role": "assistant", "content": ""}), at(0.5))
-    meter.feed(chunk({"content": "x"}), at(2))
-    meter.feed(chunk({"content": "y"}), at(5))
-    meter.feed(chunk({}, "stop"), at(6))
-    meter.feed(chunk(None, usage=USAGE), at(7))
+    meter = OPENAI.reader("chat", START)
+    meter.note(chunk({"role": "assistant", "content": ""}), at(0.5))
+    meter.note(chunk({"content": "x"}), at(2))
+    meter.note(chunk({"content": "y"}), at(5))
+    meter.note(chunk({}, "stop"), at(6))
+    meter.note(chunk(None, usage=USAGE), at(7))
     usage = meter.usage()
     assert (usage["prefill_seconds"], usage["decode_seconds"]) == (2.0, 3.0)
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (5, 7)
 
 
 def test_the_meter_believes_ollama_and_counts_nothing_when_nothing_came() -> None:
-    meter = OLLAMA.meter(START)
+    meter = OLLAMA.reader("chat", START)
     assert meter.usage()["completion_tokens"] == 0
-    meter.feed({"done": False, "eval_count": 99}, at(1))
-    meter.feed(FINAL, at(2))
+    meter.note({"done": False, "eval_count": 99}, at(1))
+    meter.note(FINAL, at(2))
     assert meter.usage()["completion_tokens"] == 7
-    embedding = OLLAMA.meter(START)
-    embedding.feed({"embeddings": [[1.0]], "prompt_eval_count": 3}, at(1))
+    embedding = OLLAMA.reader("embed", START)
+    embedding.note({"embeddings": [[1.0]], "prompt_eval_count": 3}, at(1))
     assert embedding.usage()["prompt_tokens"] == 3
-    assert OPENAI.meter(START).usage()["decode_seconds"] == 0.0
+    assert OPENAI.reader("chat", START).usage()["decode_seconds"] == 0.0
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.dialects import DIALECTS, ReplyForm
+from app.dialects import DIALECTS
 from tests.dialects.frames import CREATED, FINAL, START, USAGE, at, chunk, make, ollama_chat, run
 
 
@@ -33,7 +33,7 @@ def test_ollama_frames_become_chunks_with_role_deltas_finish_and_usage() -> None
 
 
 def test_the_usage_chunk_is_left_out_for_those_who_did_not_ask() -> None:
-    translator = make("chat", "ollama", "openai", ReplyForm(include_usage=False))
+    translator = make("chat", "ollama", "openai", include_usage=False)
     chunks = run(translator, ollama_chat("x"), ollama_chat(done=FINAL))
     assert [len(each["choices"]) for each in chunks] == [1, 1]
     assert translator.finished
@@ -101,7 +101,7 @@ def test_done_reasons_become_finish_reasons_that_clients_know(
 
 def test_frames_that_say_nothing_make_no_chunks() -> None:
     translator = make("chat", "ollama", "openai")
-    assert translator.feed(DIALECTS["ollama"].writer("chat", "m", "01J0", START).silence(START), at(1)) == []
+    assert translator.feed(DIALECTS["ollama"].writer("chat", "m", "01J0", START).say("", START), at(1)) == []
 
 
 def test_generate_becomes_text_completion_chunks() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from app.dialects import GarbledAnswer, ReplyForm
+from app.dialects.shapes import GarbledAnswer
 from tests.dialects.frames import (
     CREATED,
     FINAL,
@@ -77,7 +77,7 @@ def test_embeddings_cross_in_the_form_their_caller_wants() -> None:
         "model": "my-model",
         "usage": {"prompt_tokens": 3, "total_tokens": 3},
     }
-    (packed,) = run(make("embed", "ollama", "openai", ReplyForm(encoding_format="base64")), ollama_answer)
+    (packed,) = run(make("embed", "ollama", "openai", asked={"encoding_format": "base64"}), ollama_answer)
     assert packed["data"][0]["embedding"] == "AAAAPwAAgL8="
     packed["data"].reverse()
     (back,) = run(make("embed", "openai", "ollama"), packed)
@@ -86,7 +86,7 @@ def test_embeddings_cross_in_the_form_their_caller_wants() -> None:
         "total_duration": 1_000_000_000,
         "load_duration": 0,
     }
-    (legacy,) = run(make("embed", "openai", "ollama", ReplyForm(legacy_embeddings=True)), floats)
+    (legacy,) = run(make("embed", "openai", "ollama", asked={"prompt": "x"}), floats)
     assert legacy == {"embedding": [0.5, -1.0]}
 
 
@@ -99,19 +99,23 @@ def test_json_that_holds_no_embeddings_is_garbage(source: Any, to: Any) -> None:
 
 
 def test_an_embedding_of_nonsense_is_garbage() -> None:
-    form = ReplyForm(encoding_format="base64")
     with pytest.raises(GarbledAnswer):
-        make("embed", "ollama", "openai", form).feed({"embeddings": [["x"]]}, START)
+        make("embed", "ollama", "openai", asked={"encoding_format": "base64"}).feed(
+            {"embeddings": [["x"]]}, START
+        )
     with pytest.raises(GarbledAnswer):
         make("embed", "openai", "ollama").feed({"data": [{"embedding": "%%%"}]}, START)
 
 
-def test_the_form_of_a_reply_is_read_from_its_request() -> None:
-    assert ReplyForm.asked_by({"stream": True}) == ReplyForm(include_usage=False)
-    assert ReplyForm.asked_by({"stream": True, "stream_options": {"include_usage": True}}).include_usage
-    assert ReplyForm.asked_by({"stream": False}).include_usage
-    assert ReplyForm.asked_by({"input": "x", "encoding_format": "base64"}).encoding_format == "base64"
-    assert ReplyForm.asked_by({"model": "m", "prompt": "x"}).legacy_embeddings
+def test_the_form_of_embeddings_is_read_from_their_request() -> None:
+    asked = {"input": "x", "encoding_format": "BASE64"}
+    (packed,) = run(make("embed", "ollama", "openai", asked=asked), {"embeddings": [[0.5, -1.0]]})
+    assert packed["data"][0]["embedding"] == "AAAAPwAAgL8="
+    asked = {"model": "m", "prompt": "x"}
+    (legacy,) = run(make("embed", "openai", "ollama", asked=asked), packed)
+    assert legacy == {"embedding": [0.5, -1.0]}
+    (plain,) = run(make("embed", "openai", "ollama", asked=asked | {"input": "x"}), packed)
+    assert plain["embeddings"] == [[0.5, -1.0]]
 
 
 def test_every_frame_is_json() -> None:

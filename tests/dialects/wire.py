@@ -6,16 +6,11 @@ from typing import Any
 
 import httpx
 
-from app.dialects import (
-    DIALECTS,
-    Kind,
-    ReplyForm,
-    ResponseFolder,
-    Usage,
-    parse_frame,
-    response_translator,
-    translate_request,
-)
+from app.dialects import DIALECTS
+from app.dialects.framing import parse_frame
+from app.dialects.shapes import Kind
+from app.dialects.translate import ResponseTranslator, translate_request
+from app.dialects.usage import Usage
 from tests.dialects.frames import is_complete
 
 
@@ -30,24 +25,20 @@ class Ran:
 def run_on(url: str, kind: Kind, body: dict[str, Any], dialect: str, target: str, **extra: Any) -> Ran:
     """`extra` is put into the body that goes over the wire."""
     ours, theirs = DIALECTS[dialect], DIALECTS[target]
-    sent = theirs.streaming_request(kind, translate_request(kind, body, ours, theirs)) | extra
-    started_at = datetime.now(UTC)
-    translator = response_translator(
+    sent = theirs.streaming_request(kind, translate_request(kind, body, ours, theirs), body["model"]) | extra
+    translator = ResponseTranslator(
         kind,
         theirs,
         ours,
         model=body["model"],
         answer_id="01JTEST",
-        started_at=started_at,
-        form=ReplyForm.asked_by({**body, "stream": False}),
+        started_at=datetime.now(UTC),
+        asked=body,
     )
-    meter = theirs.meter(started_at)
     ran = Ran()
 
     def take(frame: dict[str, Any]) -> None:
-        now = datetime.now(UTC)
-        meter.feed(frame, now)
-        ran.frames.extend(translator.feed(frame, now))
+        ran.frames.extend(translator.feed(frame, datetime.now(UTC)))
 
     with httpx.stream("POST", url + theirs.endpoint(kind, sent), json=sent, timeout=30) as answer:
         assert answer.status_code == 200, answer.read()
@@ -60,8 +51,8 @@ def run_on(url: str, kind: Kind, body: dict[str, Any], dialect: str, target: str
                     take(frame)
     ran.frames += translator.finish(datetime.now(UTC))
     ran.error = translator.error
-    ran.usage = meter.usage()
-    folder = ResponseFolder(kind, ours)
+    ran.usage = translator.usage()
+    folder = ours.fold(kind)
     for frame in ran.frames:
         folder.feed(frame)
     if is_complete(folder):

@@ -161,3 +161,25 @@ def test_a_result_of_any_shape_still_ends_the_stream(result: str | None, source:
         assert last.get("done") is True or "error" in last
     else:
         assert "error" in last or last["choices"][0]["finish_reason"]
+
+
+def test_usage_that_only_we_asked_for_is_withheld_from_an_openai_caller() -> None:
+    job = row(dialect="openai", result=json.dumps(OPENAI_RESULT))
+    frames = Frames(job, DIALECTS["openai"])
+    told = [*frames.part("x"), *frames.ended(ending(job))]
+    assert len(told) == 2
+    assert not any("usage" in each or "error" in each for each in told)
+
+
+def test_usage_that_was_asked_for_comes_last() -> None:
+    asked = {"stream": True, "stream_options": {"include_usage": True}}
+    job = row(dialect="openai", result=json.dumps(OPENAI_RESULT), payload=json.dumps(asked))
+    frames = Frames(job, DIALECTS["openai"])
+    told = [*frames.part("x"), *frames.ended(ending(job))]
+    assert [each.get("usage") for each in told] == [None, None, OPENAI_RESULT["usage"]]
+
+
+def test_a_reader_who_speaks_ollama_gets_the_counts_in_any_case() -> None:
+    job = row(dialect="openai", result=json.dumps(OPENAI_RESULT))
+    (*_, last) = Frames(job, DIALECTS["ollama"]).ended(ending(job))
+    assert (last["done"], last["prompt_eval_count"], last["eval_count"]) == (True, 5, 7)
