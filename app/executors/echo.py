@@ -18,7 +18,7 @@ from app.dialects import DIALECTS, dialect_named
 from app.dialects.ollama import saying
 from app.dialects.shapes import Frame, Kind, UntranslatableRequest
 from app.dialects.translate import translate_request
-from app.executors.answer import TargetAnswer
+from app.executors.llm import TargetAnswer
 from app.executors.protocol import ClaimedJob, RunContext
 from app.jobs.outcomes import Failed, JobError, Outcome, Retry
 
