@@ -163,7 +163,7 @@ class LlmExecutor:
             return self._bad_answer(code, answer.error)
         return answer.outcome()
 
-    async def _stream(self, kind: Kind, sent: Frame, answer: TargetAnswer) -> None:
+    async def _stream(self, kind: Kind, sent: Frame, answer: "TargetAnswer") -> None:
         dialect = self._target.dialect
         path = dialect.endpoint(kind, sent)
         async with self._target.request("POST", path, msgspec.json.encode(sent)) as response:
