@@ -1,6 +1,7 @@
 """create_app: the parts of app/foreman.py behind the routes of app/api."""
 
 import functools
+from importlib import import_module
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,8 +18,6 @@ from app.api import (
     feed,
     health,
     jobs,
-    ollama,
-    openai,
     queues,
     schedules,
     stream,
@@ -38,6 +37,7 @@ from app.api.problems import (
 )
 from app.api.worker_schemas import ReportedUsage
 from app.config import Settings, listed
+from app.dialects import DIALECTS
 from app.errors import ForemanError
 from app.foreman import Foreman
 
@@ -57,8 +57,8 @@ ROUTES = [
     *bulk.routes,
     *schedules.routes,
     *targets.routes,
-    *ollama.routes,
-    *openai.routes,
+    # The surface of a dialect stands in the module of its name.
+    *(route for name in DIALECTS for route in import_module(f"app.api.{name}").routes),
     *health.routes,
 ]
 
