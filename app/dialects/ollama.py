@@ -132,8 +132,11 @@ class OllamaWriter(AnswerWriter):
 
     def say(self, part: Part, at: datetime) -> Frame:
         if isinstance(part, str):
-            return {**saying(self._kind, self._model, at, part), "done": False}
-        return {**saying(self._kind, self._model, at, ""), **part, "done": False}
+            frame = saying(self._kind, self._model, at, part)
+        else:
+            frame = {**saying(self._kind, self._model, at, ""), **part}
+        frame["done"] = False
+        return frame
 
     def ending(self, result: Mapping[str, Any], at: datetime) -> list[Frame]:
         figures = {name: value for name, value in result.items() if name not in _NOT_FIGURES}

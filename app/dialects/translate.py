@@ -72,7 +72,9 @@ class ResponseTranslator:
         if self._verbatim:
             self.finished = self._reader.ended
             return [frame]
-        frames = [each for delta in self._reader.deltas(frame) for each in self.writer.delta(delta, at)]
+        frames: list[Frame] = []
+        for delta in self._reader.deltas(frame):
+            frames += self.writer.delta(delta, at)
         return frames + self._ending(at) if self._reader.ended else frames
 
     def finish(self, at: datetime) -> list[Frame]:
