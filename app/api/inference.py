@@ -5,9 +5,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from fastapi import Header
 from msgspec import Meta
+from starlette.requests import Request
+from starlette.responses import Response
 
 from app.api.parameters import NAME_PATTERN
-from app.api.routes import JSON, AnswerHeader, Content, Declaration, Errors, Reply, Scope
+from app.api.passthrough import answer
+from app.api.routes import JSON, AnswerHeader, Content, Errors, Reply, Routes, Scope
+from app.dialects.protocol import Dialect
+from app.dialects.shapes import Kind
 
 _WORDS = {
     400: "The body or a header is malformed",
@@ -70,20 +75,24 @@ def _extensions(
     """Foreman's own, as headers: what clients of these surfaces can set. Read in app/api/passthrough.py."""
 
 
-def inference(summary: str, *streams_as: str) -> Declaration:
-    """Of a route that asks a model something."""
+def asks(routes: Routes, dialect: Dialect, path: str, kind: Kind, summary: str) -> None:
+    """Declares a route that asks a model something."""
     answered = Reply(
         "The answer, whole or as it comes",
         AnyDocument,
         (AnswerHeader("X-Foreman-Job-Id", "The job behind this answer."),),
-        streams_as=streams_as,
+        streams_as=() if kind == "embed" else (dialect.stream_type,),
     )
-    return {
-        "scope": Scope.JOBS_WRITE,
-        "summary": summary,
-        "request": Content(Inference),
-        "parameters": _extensions,
-        "responses": {200: answered},
-        "errors": (400, 404, 413, 429, 500, 503, 504),
-        "hot": True,
-    }
+
+    @routes.post(
+        path,
+        scope=Scope.JOBS_WRITE,
+        summary=summary,
+        request=Content(Inference),
+        parameters=_extensions,
+        responses={200: answered},
+        errors=(400, 404, 413, 429, 500, 503, 504),
+        hot=True,
+    )
+    async def asked(request: Request) -> Response:
+        return await answer(request, kind, dialect)

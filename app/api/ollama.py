@@ -8,9 +8,8 @@ from starlette.responses import Response
 from app.api import surfaces
 from app.api.direct import read_body
 from app.api.house import House
-from app.api.inference import OLLAMA_ERRORS, AnyDocument, inference
+from app.api.inference import OLLAMA_ERRORS, AnyDocument, asks
 from app.api.parameters import Server
-from app.api.passthrough import answer
 from app.api.routes import Content, Reply, Routes, Scope
 from app.dialects import DIALECTS
 from app.dialects.framing import parse_frame
@@ -33,24 +32,10 @@ def inventories(house: House) -> list[Inventory]:
     return [ECHO_INVENTORY] if house.targets.is_empty else house.targets.inventories
 
 
-@routes.post("/api/chat", **inference("Chat, as Ollama does", DIALECT.stream_type))
-async def chat(request: Request) -> Response:
-    return await answer(request, "chat", DIALECT)
-
-
-@routes.post("/api/generate", **inference("Generate, as Ollama does", DIALECT.stream_type))
-async def generate(request: Request) -> Response:
-    return await answer(request, "generate", DIALECT)
-
-
-@routes.post("/api/embed", **inference("Embed, as Ollama does"))
-async def embed(request: Request) -> Response:
-    return await answer(request, "embed", DIALECT)
-
-
-@routes.post("/api/embeddings", **inference("Embed one prompt, as Ollama used to"))
-async def embeddings(request: Request) -> Response:
-    return await answer(request, "embed", DIALECT)
+asks(routes, DIALECT, "/api/chat", "chat", "Chat, as Ollama does")
+asks(routes, DIALECT, "/api/generate", "generate", "Generate, as Ollama does")
+asks(routes, DIALECT, "/api/embed", "embed", "Embed, as Ollama does")
+asks(routes, DIALECT, "/api/embeddings", "embed", "Embed one prompt, as Ollama used to")
 
 
 @routes.get(

@@ -1,6 +1,6 @@
 """From any dialect to any other, requests and answers; within one dialect everything passes as it is.
 
-    translator = ResponseTranslator("chat", OPENAI, OLLAMA, model=…, answer_id=…, started_at=…)
+    translator = ResponseTranslator("chat", OPENAI, OLLAMA, model, answer_id, started_at)
     for frame in …: out += translator.feed(frame, at=now)
     out += translator.finish(at=now)
 
@@ -39,10 +39,10 @@ class ResponseTranslator:
         kind: Kind,
         source: Dialect,
         to: Dialect,
-        *,
         model: str,
         answer_id: str,
         started_at: datetime,
+        *,
         include_usage: bool = True,
         asked: Mapping[str, Any] | None = None,
     ) -> None:

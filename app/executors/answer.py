@@ -23,13 +23,7 @@ class TargetAnswer:
         self._job_id = job.id
         self._context = context
         self._translator = ResponseTranslator(
-            kind,
-            source,
-            self._dialect,
-            model=job.model or "",
-            answer_id=job.id,
-            started_at=datetime.now(UTC),
-            asked=body,
+            kind, source, self._dialect, job.model or "", job.id, datetime.now(UTC), asked=body
         )
         self._fold = self._dialect.fold(kind)
 
