@@ -96,3 +96,6 @@ def asks(routes: Routes, dialect: Dialect, path: str, kind: Kind, summary: str) 
     )
     async def asked(request: Request) -> Response:
         return await answer(request, kind, dialect)
+
+    # What clients made from the document call it.
+    asked.__name__ = path.removeprefix(dialect.path_prefix).replace("/", "_")
