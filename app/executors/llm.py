@@ -16,7 +16,7 @@ import msgspec
 from app.dialects import dialect_named
 from app.dialects.framing import parse_frame
 from app.dialects.protocol import Dialect, IncompleteAnswer, Loading
-from app.dialects.runner import affinity_key
+from app.dialects.runner import affinity_key, unloads
 from app.dialects.shapes import Frame, GarbledAnswer, Kind, UntranslatableRequest, as_dict, error_message
 from app.dialects.translate import CUT_SHORT, ResponseTranslator, translate_request
 from app.executors.protocol import ClaimedJob, RunContext
@@ -157,7 +157,7 @@ class LlmExecutor:
             await asyncio.gather(starting, return_exceptions=True)
             raise
         await starting
-        self._used(affinity, unloaded=_unloads(sent))
+        self._used(affinity, unloaded=unloads(sent.get("keep_alive")))
         if answer.error is not None:
             code = "answer_cut_short" if answer.error == CUT_SHORT else "target_error"
             return self._bad_answer(code, answer.error)
@@ -253,10 +253,6 @@ def _seconds(retry_after: str | None) -> float | None:
     return min(float(retry_after), 300.0)
 
 
-def _unloads(sent: Frame) -> bool:
-    return sent.get("keep_alive") in (0, "0", "0s", "0m")
-
-
 class UnservedExecutor:
     """For models that no target has, once every target was asked."""
 
@@ -281,13 +277,7 @@ class TargetAnswer:
         self._job_id = job.id
         self._context = context
         self._translator = ResponseTranslator(
-            kind,
-            source,
-            self._dialect,
-            model=job.model or "",
-            answer_id=job.id,
-            started_at=datetime.now(UTC),
-            asked=body,
+            kind, source, self._dialect, job.model or "", job.id, datetime.now(UTC), asked=body
         )
         self._fold = self._dialect.fold(kind)
 
