@@ -211,32 +211,14 @@ async def forget_old(database: Database) -> None:
     await database.execute(FORGET)
 
 
+_KEPT = ("queue", "kind", "model", "since", "until", "metadata")
+
+
 def _write(wanted: Filter) -> str:
-    return orjson.dumps(
-        {
-            "state": list(wanted.states),
-            "queue": wanted.queue,
-            "kind": wanted.kind,
-            "model": wanted.model,
-            "since": wanted.since,
-            "until": wanted.until,
-            "metadata": wanted.metadata,
-        }
-    ).decode()
+    kept = {name: getattr(wanted, name) for name in _KEPT}
+    return orjson.dumps({"state": list(wanted.states), **kept}).decode()
 
 
 def _read(text: str) -> Filter:
     kept: dict[str, Any] = orjson.loads(text)
-    return Filter(
-        states=kept["state"],
-        queue=kept["queue"],
-        kind=kept["kind"],
-        model=kept["model"],
-        since=_moment(kept["since"]),
-        until=_moment(kept["until"]),
-        metadata=kept["metadata"],
-    )
-
-
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
+    return msgspec.convert({"states": kept.pop("state"), **kept}, Filter)

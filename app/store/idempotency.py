@@ -7,6 +7,7 @@ from typing import NamedTuple
 from app.errors import IdempotencyMismatch, NotFound
 from app.jobs.submission import NewJob
 from app.store.database import Runner
+from app.store.rows import arrays
 
 
 @dataclass(slots=True)
@@ -72,9 +73,7 @@ async def first_answers(
     deleted since; None if there was none."""
     found = {
         record["position"]: record
-        for record in await connection.fetch(
-            FIRST_ANSWERS, [each.tenant for each in repeats], [each.idempotency_key for each in repeats]
-        )
+        for record in await connection.fetch(FIRST_ANSWERS, *arrays(repeats, "tenant", "idempotency_key"))
     }
     answers: list[Receipt | Exception | None] = []
     for position, submission in enumerate(repeats, 1):
@@ -142,9 +141,7 @@ class IdempotencyKeys:
             (row["tenant"], row["key"])
             for row in await connection.fetch(
                 TAKE_KEYS,
-                [each.tenant for each in of_named],
-                [each.idempotency_key for each in of_named],
-                [each.fingerprint for each in of_named],
+                *arrays(of_named, "tenant", "idempotency_key", "fingerprint"),
                 [write_answers([Answer(job.id) for job in each.jobs]) for each in of_named],
             )
         }

@@ -19,7 +19,7 @@ from app.store import dependencies, keys
 from app.store.changes import Key
 from app.store.database import Database, Runner
 from app.store.depth import Demand, Depths, RevokedError
-from app.store.effects import EVENT_AND_OUTBOX
+from app.store.effects import moved
 from app.store.enqueue import Enqueued, Rows, accept, indexed, insert, lock_parents, parent_problem
 from app.store.idempotency import Answer, IdempotencyKeys, Receipt, Submission
 from app.store.keys import KeyState
@@ -305,13 +305,8 @@ WITH skipped AS (
     WHERE j.id = replaced.id AND j.id = ANY ($1::text[]) AND j.state = 'queued'
     RETURNING j.*, replaced.by
 )
-, moved AS (
-    SELECT id, seq, state AS type, state, 'skip' AS verb, json_build_object('replaced_by', by)::text AS data,
-        webhook_url, webhook_events
-    FROM skipped
-)
 """
-    + EVENT_AND_OUTBOX
+    + moved("skipped", verb="'skip'", data="json_build_object('replaced_by', by)::text")
     + tally("skipped")
     + "SELECT id FROM skipped"
 )
