@@ -46,18 +46,10 @@ def look_statement(action: str, wanted: Filter, arguments: list[object], *, limi
 
     Along the index of each state, where they have one: a few failed jobs among millions that are done.
     """
-    states = states_of(action, wanted)
-    known = replace(wanted, states=states)
+    known = replace(wanted, states=states_of(action, wanted))
     matching = " AND ".join(["tenant = $1", *read.conditions(known, arguments)])
-    return read.look_statement(
-        read.ways(known, arguments)[0],
-        matching,
-        low="> $2",
-        high="<= $3",
-        direction="ASC",
-        limit=limit,
-        looked=looked,
-    )
+    looks = read.ways(known, arguments)[0]
+    return read.look_statement(looks, "ASC", matching, limit=limit, looked=looked)
 
 
 def _as_far_as_looked(rows: Sequence[Any], limit: int) -> tuple[list[str], str | None]:
