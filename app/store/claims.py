@@ -105,7 +105,7 @@ class Claimant:
     lease_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Request(Generic[Claimed]):
     """A claim: how much of the jobs, where, for whom; and the target they will run on, where that is known."""
 
@@ -124,7 +124,8 @@ class _Request(Generic[Claimed]):
         # The last claimant takes all that is left, so that a single claimer sends one name and not a thousand.
         *others, last = self.claimants
         numbered = [claimant for claimant in others for _ in range(claimant.limit)] + [last]
-        workers, leases = arrays(numbered, "worker", "lease_seconds")
+        workers = [each.worker for each in numbered]
+        leases = [each.lease_seconds for each in numbered]
         return [self.limit, workers, leases, self.runs_on, secrets.token_bytes(24)]
 
 

@@ -99,7 +99,11 @@ async def append(database: Runner, events: Sequence[NewEvent]) -> Changes[Append
     """Append in one commit; answers None for each whose job is unknown or has ended, or whose lease is lost."""
     rows = await database.fetch(
         APPEND,
-        *arrays(events, "job_id", "lease_token", "type", "data", "progress"),
+        [each.job_id for each in events],
+        [each.lease_token for each in events],
+        [each.type for each in events],
+        [each.data for each in events],
+        [each.progress for each in events],
         list(THROTTLED_TYPES),
         list(CHATTER_TYPES),
     )
