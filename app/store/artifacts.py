@@ -6,7 +6,7 @@ or deleting puts it back. So no crash leaves bytes that nobody knows of.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import msgspec
 import orjson
@@ -19,7 +19,8 @@ from app.store.rows import as_row, columns
 
 @dataclass(frozen=True, slots=True)
 class NewArtifact:
-    """An artifact about to become visible: its bytes are in `content`, in `data` or at `location`."""
+    """An artifact about to become visible: its bytes are in `content`, in `data` or at `location`. PUT is sent the
+    fields in this order."""
 
     job_id: str
     name: str
@@ -77,33 +78,15 @@ async def put(database: Database, artifact: NewArtifact, lease_token: str) -> Ch
 
     Answers whether it is new or replaced one; nothing when the lease was lost.
     """
-    told = orjson.dumps(
-        {
-            "level": "info",
-            "message": f"artifact {artifact.name} ({artifact.size} bytes)",
-            "artifact": {
-                "name": artifact.name,
-                "content_type": artifact.content_type,
-                "size": artifact.size,
-            },
-        }
-    ).decode()
+    document = {"name": artifact.name, "content_type": artifact.content_type, "size": artifact.size}
+    message = f"artifact {artifact.name} ({artifact.size} bytes)"
+    told = orjson.dumps({"level": "info", "message": message, "artifact": document}).decode()
     async with database.transaction() as connection:
         # First, because it locks the job's row: two uploads of one job come one after the other.
         appended = await append(connection, [NewEvent(artifact.job_id, "log", told, lease_token)])
         if appended.answers[0] is None:
             return Changes()
-        row = await connection.fetchrow(
-            PUT,
-            artifact.job_id,
-            artifact.name,
-            artifact.content_type,
-            artifact.size,
-            artifact.etag,
-            artifact.content,
-            artifact.data,
-            artifact.location,
-        )
+        row = await connection.fetchrow(PUT, *astuple(artifact))
     return Changes([bool(row["is_new"])], jobs=appended.jobs, counts=appended.counts)
 
 

@@ -46,18 +46,10 @@ def look_statement(action: str, wanted: Filter, arguments: list[object], *, limi
 
     Along the index of each state, where they have one: a few failed jobs among millions that are done.
     """
-    states = states_of(action, wanted)
-    known = replace(wanted, states=states)
+    known = replace(wanted, states=states_of(action, wanted))
     matching = " AND ".join(["tenant = $1", *read.conditions(known, arguments)])
-    return read.look_statement(
-        read.ways(known, arguments)[0],
-        matching,
-        low="> $2",
-        high="<= $3",
-        direction="ASC",
-        limit=limit,
-        looked=looked,
-    )
+    looks = read.ways(known, arguments)[0]
+    return read.look_statement(looks, "ASC", matching, limit=limit, looked=looked)
 
 
 def _as_far_as_looked(rows: Sequence[Any], limit: int) -> tuple[list[str], str | None]:
@@ -211,32 +203,14 @@ async def forget_old(database: Database) -> None:
     await database.execute(FORGET)
 
 
+_KEPT = ("queue", "kind", "model", "since", "until", "metadata")
+
+
 def _write(wanted: Filter) -> str:
-    return orjson.dumps(
-        {
-            "state": list(wanted.states),
-            "queue": wanted.queue,
-            "kind": wanted.kind,
-            "model": wanted.model,
-            "since": wanted.since,
-            "until": wanted.until,
-            "metadata": wanted.metadata,
-        }
-    ).decode()
+    kept = {name: getattr(wanted, name) for name in _KEPT}
+    return orjson.dumps({"state": list(wanted.states), **kept}).decode()
 
 
 def _read(text: str) -> Filter:
     kept: dict[str, Any] = orjson.loads(text)
-    return Filter(
-        states=kept["state"],
-        queue=kept["queue"],
-        kind=kept["kind"],
-        model=kept["model"],
-        since=_moment(kept["since"]),
-        until=_moment(kept["until"]),
-        metadata=kept["metadata"],
-    )
-
-
-def _moment(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
+    return msgspec.convert({"states": kept.pop("state"), **kept}, Filter)

@@ -5,8 +5,9 @@ cross the processes as a hint (see notices.py), so a `Changes` that is heard may
 """
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from operator import iadd, ior
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from prometheus_client import Counter as Metric
@@ -89,19 +90,10 @@ class Changes(Generic[Answer]):
 
     def add(self, other: "Changes[Any]") -> None:
         """And what another verb changed. Answers stay those of this one."""
-        self.jobs |= other.jobs
-        self.work |= other.work
-        self.delayed |= other.delayed
-        self.keys |= other.keys
-        self.ended |= other.ended
-        self.stopped |= other.stopped
-        self.room |= other.room
-        self.cancels |= other.cancels
-        self.webhooks += other.webhooks
-        self.receivers |= other.receivers
-        self.settings |= other.settings
-        self.schedules |= other.schedules
-        self.operations |= other.operations
-        self.accepted += other.accepted
-        self.failed += other.failed
-        self.counts += other.counts
+        for name in _TOLD:
+            mine = getattr(self, name)
+            merged: Callable[[Any, Any], Any] = ior if isinstance(mine, set | bool) else iadd
+            setattr(self, name, merged(mine, getattr(other, name)))
+
+
+_TOLD = [each.name for each in fields(Changes) if each.name != "answers"]

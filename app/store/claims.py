@@ -10,19 +10,19 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from app.errors import Unavailable
 from app.jobs.queue_settings import QueueRules
 from app.store import fair, limits
 from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.effects import EVENT_AND_OUTBOX
+from app.store.effects import moved
 from app.store.job import ClaimedJob, LeasedJob
 from app.store.low_water import LowWater
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
-from app.store.rows import as_rows, columns
+from app.store.rows import arrays, as_rows, columns
 from app.telemetry import CLAIMED
 
 # The order of the ranges is the array's order, and the LIMITs make the walk lazy: rows beyond the limit are
@@ -50,8 +50,7 @@ WITH due AS MATERIALIZED (
 # this statement, not from the transaction, which may have waited for a queue's lock for longer than a lease lasts.
 # Each lease has a secret of its own: hashes of one secret with each job's id, so that no claimer can make another's
 # token out of its own. (The server's own random numbers cost eight times as much where it reads them from a device.)
-_CLAIM_DUE = (
-    """
+_CLAIM_DUE = """
 , assigned AS (
     SELECT due.id, ($7::text[])[least(claimant, cardinality($7::text[]))] AS worker,
            ($8::float8[])[least(claimant, cardinality($8::float8[]))] AS lease_seconds
@@ -72,13 +71,10 @@ _CLAIM_DUE = (
     FROM assigned WHERE j.id = assigned.id
     RETURNING j.*
 )
-, moved AS (
-    SELECT id, seq, state AS type, state, 'claim' AS verb, '{"attempt":' || attempt || ',"worker":' || to_json(worker) || '}' AS data,
-           webhook_url, webhook_events
-    FROM claimed
-)
-"""
-    + EVENT_AND_OUTBOX
+""" + moved(
+    "claimed",
+    verb="'claim'",
+    data="""'{"attempt":' || attempt || ',"worker":' || to_json(worker) || '}'""",
 )
 _IN_ORDER = "FROM claimed ORDER BY rank DESC, ready_at, id"
 _TO_RUN = f"SELECT {columns(ClaimedJob)} {_IN_ORDER}"
@@ -100,6 +96,39 @@ FAILURE_SECONDS = 0.25
 LONGEST_FAILURE_SECONDS = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class Claimant:
+    """Who claims, how many, and for how long each lease holds (0: as the queue has it)."""
+
+    worker: str
+    limit: int
+    lease_seconds: float
+
+
+@dataclass(slots=True)
+class _Request(Generic[Claimed]):
+    """A claim: how much of the jobs, where, for whom; and the target they will run on, where that is known."""
+
+    row: type[Claimed]
+    queue: str
+    lanes: Sequence[str]
+    claimants: Sequence[Claimant]
+    runs_on: str | None
+
+    @property
+    def limit(self) -> int:
+        return sum(claimant.limit for claimant in self.claimants)
+
+    def for_claimants(self) -> list[object]:
+        """How many, the names and leases by number, the target, and the secret that the tokens are made of."""
+        # The last claimant takes all that is left, so that a single claimer sends one name and not a thousand.
+        *others, last = self.claimants
+        numbered = [claimant for claimant in others for _ in range(claimant.limit)] + [last]
+        workers = [each.worker for each in numbered]
+        leases = [each.lease_seconds for each in numbered]
+        return [self.limit, workers, leases, self.runs_on, secrets.token_bytes(24)]
+
+
 class Claims:
     """Claims of one process; holds nothing but hints: the marks, whose turn it is, which queues are held back."""
 
@@ -114,34 +143,23 @@ class Claims:
         self._book.on_change(self.open)
 
     async def claim(
-        self,
-        queue: str,
-        lanes: Sequence[str],
-        claimants: "Sequence[Claimant]",
-        *,
-        runs_on: str | None = None,
+        self, queue: str, lanes: Sequence[str], claimants: Sequence[Claimant], *, runs_on: str | None = None
     ) -> Changes[ClaimedJob]:
         """queued → loading, best priority first, then oldest; the n-th job goes to the n-th claimant."""
-        return _changes(await self._claim_if_open(ClaimedJob, queue, lanes, claimants, runs_on))
+        return _changes(await self._claim_if_open(_Request(ClaimedJob, queue, lanes, claimants, runs_on)))
 
     async def claim_whole(
-        self, queue: str, lanes: Sequence[str], claimants: "Sequence[Claimant]"
+        self, queue: str, lanes: Sequence[str], claimants: Sequence[Claimant]
     ) -> Changes[LeasedJob]:
         """The same with all that a worker over HTTP is told."""
-        return _changes(await self._claim_if_open(LeasedJob, queue, lanes, claimants, None))
+        return _changes(await self._claim_if_open(_Request(LeasedJob, queue, lanes, claimants, None)))
 
-    async def _claim_if_open(
-        self,
-        row: type[Claimed],
-        queue: str,
-        lanes: Sequence[str],
-        claimants: "Sequence[Claimant]",
-        runs_on: str | None,
-    ) -> list[Claimed]:
+    async def _claim_if_open(self, asked: _Request[Claimed]) -> list[Claimed]:
+        queue = asked.queue
         if self.closed_seconds(queue) is not None:
             return []
         try:
-            claimed = await self._claim_by_rules(row, queue, lanes, claimants, runs_on)
+            claimed = await self._claim_by_rules(asked)
         except Unavailable:
             raise
         except Exception:
@@ -155,115 +173,70 @@ class Claims:
             self._failures.forget(queue)
         return claimed
 
-    async def _claim_by_rules(
-        self,
-        row: type[Claimed],
-        queue: str,
-        lanes: Sequence[str],
-        claimants: "Sequence[Claimant]",
-        runs_on: str | None,
-    ) -> list[Claimed]:
-        rules = self._book.rules(queue)
+    async def _claim_by_rules(self, asked: _Request[Claimed]) -> list[Claimed]:
+        rules = self._book.rules(asked.queue)
         if rules is None or not rules.shapes_claims:
-            return await self._claim(row, self._database, queue, lanes, claimants, runs_on)
+            return await self._claim(self._database, asked)
         if not rules.limits_claims:
-            return await self._claim_fairly(row, self._database, queue, lanes, claimants, runs_on)
-        return await self._claim_within_limits(row, rules, lanes, claimants, runs_on)
+            return await self._claim_fairly(self._database, asked)
+        return await self._claim_within_limits(rules, asked)
 
-    async def _claim(
-        self,
-        row: type[Claimed],
-        runner: Runner,
-        queue: str,
-        lanes: Sequence[str],
-        claimants: "Sequence[Claimant]",
-        runs_on: str | None,
-    ) -> list[Claimed]:
-        ranges = self._low_water.ranges(queue, lanes)
-        limit = sum(claimant.limit for claimant in claimants)
+    async def _claim(self, runner: Runner, asked: _Request[Claimed]) -> list[Claimed]:
+        ranges = self._low_water.ranges(asked.queue, asked.lanes)
         found = await runner.fetch(
-            _PLAIN[row],
-            queue,
-            [span.lane for span in ranges],
-            [span.low for span in ranges],
-            [span.high for span in ranges],
-            [span.mark for span in ranges],
-            *_by_number(claimants),
-            runs_on,
-            secrets.token_bytes(24),
+            _PLAIN[asked.row],
+            asked.queue,
+            *arrays(ranges, "lane", "low", "high", "mark"),
+            *asked.for_claimants(),
         )
-        claimed = as_rows(row, found)
-        self._low_water.learn(queue, claimed, lanes, full=len(claimed) == limit)
+        claimed = as_rows(asked.row, found)
+        self._low_water.learn(asked.queue, claimed, asked.lanes, full=len(claimed) == asked.limit)
         return claimed
 
-    async def _claim_fairly(
-        self,
-        row: type[Claimed],
-        runner: Runner,
-        queue: str,
-        lanes: Sequence[str],
-        claimants: "Sequence[Claimant]",
-        runs_on: str | None,
-    ) -> list[Claimed]:
+    async def _claim_fairly(self, runner: Runner, asked: _Request[Claimed]) -> list[Claimed]:
         """The same in a queue with fair_by: best priority first, then each value in turn."""
         claimed: list[Claimed] = []
-        below = fair.TOP
+        queue, below = asked.queue, fair.TOP
         for _ in range(fair.MAX_ROUNDS):
-            heads = await runner.fetch(fair.BEST_RANK, queue, list(lanes), below)
-            if not heads or not claimants:
+            heads = await runner.fetch(fair.BEST_RANK, queue, list(asked.lanes), below)
+            if not heads or not asked.claimants:
                 break
             rank = max(head["rank"] for head in heads)
             here = [head["lane"] for head in heads if head["rank"] == rank]
-            limit = sum(claimant.limit for claimant in claimants)
             served = self._turns.served(queue, here)
+            values = min(asked.limit, fair.MAX_VALUES)
             found = await runner.fetch(
-                _FAIR[row],
-                queue,
-                here,
-                served,
-                rank,
-                min(limit, fair.MAX_VALUES),
-                *_by_number(claimants),
-                runs_on,
-                secrets.token_bytes(24),
+                _FAIR[asked.row], queue, here, served, rank, values, *asked.for_claimants()
             )
-            taken = as_rows(row, found)
+            taken = as_rows(asked.row, found)
             self._turns.learn(queue, taken)
             claimed += taken
-            claimants = _left_over(claimants, len(found))
+            asked = replace(asked, claimants=_left_over(asked.claimants, len(found)))
             if not found:
                 # All that is left of this rank is being claimed by others in this moment.
                 below = rank
         else:
             return claimed
-        if claimants:
+        if asked.claimants:
             # Jobs from before the queue was fair, which have no value yet.
-            claimed += await self._claim(row, runner, queue, lanes, claimants, runs_on)
+            claimed += await self._claim(runner, asked)
         return claimed
 
-    async def _claim_within_limits(
-        self,
-        row: type[Claimed],
-        rules: QueueRules,
-        lanes: Sequence[str],
-        claimants: "Sequence[Claimant]",
-        runs_on: str | None,
-    ) -> list[Claimed]:
+    async def _claim_within_limits(self, rules: QueueRules, asked: _Request[Claimed]) -> list[Claimed]:
         async with self._database.transaction() as connection:
             allowed = await limits.allowance(connection, rules)
-            claimants = _at_most(claimants, allowed.jobs)
+            asked = replace(asked, claimants=_at_most(asked.claimants, allowed.jobs))
             claimed: list[Claimed] = []
-            if claimants:
+            if asked.claimants:
                 claim = self._claim_fairly if rules.settings.fair_by is not None else self._claim
-                claimed = await claim(row, connection, rules.name, lanes, claimants, runs_on)
+                claimed = await claim(connection, asked)
                 await limits.spend(connection, rules, len(claimed))
         allowed.spend(len(claimed))
         gate = allowed.gate
         if gate is not None:
             reason, seconds = gate
-            self._closed.put(
-                rules.name, (reason, time.monotonic() + (FULL_SECONDS if seconds is None else seconds))
-            )
+            ends = time.monotonic() + (FULL_SECONDS if seconds is None else seconds)
+            self._closed.put(rules.name, (reason, ends))
         return claimed
 
     def lease_seconds(self, queue: str, default: float) -> float:
@@ -308,26 +281,6 @@ def _changes(claimed: list[Claimed]) -> Changes[Claimed]:
         jobs={job.id for job in claimed},
         webhooks=[(job.id, job.webhook_url) for job in claimed if job.webhook_url],
         counts=Counter({(CLAIMED, ()): len(claimed)}),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Claimant:
-    """Who claims, how many, and for how long each lease holds (0: as the queue has it)."""
-
-    worker: str
-    limit: int
-    lease_seconds: float
-
-
-def _by_number(claimants: Sequence[Claimant]) -> tuple[int, list[str], list[float]]:
-    """How many, and the names and leases by number."""
-    # The last claimant takes all that is left, so that a single claimer sends one name and not a thousand.
-    chairs = [claimant for claimant in claimants[:-1] for _ in range(claimant.limit)] + [claimants[-1]]
-    return (
-        sum(claimant.limit for claimant in claimants),
-        [claimant.worker for claimant in chairs],
-        [claimant.lease_seconds for claimant in chairs],
     )
 
 

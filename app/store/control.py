@@ -6,7 +6,7 @@ from typing import Any
 
 from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.effects import ALL_IT_OWNED, EVENT_AND_OUTBOX, MOVED
+from app.store.effects import ALL_IT_OWNED, MOVED, moved
 from app.store.tallies import tally
 from app.store.usage import booking
 
@@ -53,14 +53,13 @@ WITH RECURSIVE family AS (
       AND (held.was = 'queued' OR (held.was IN ('loading', 'working') AND NOT held.already))
     RETURNING j.id, j.seq, j.state, j.queue, j.lane, j.webhook_url, j.webhook_events
 )
-, moved AS (
-    SELECT id, seq, CASE WHEN state = 'cancelled' THEN state ELSE 'cancel_requested' END AS type, state,
-        'cancel' AS verb, CASE WHEN $3::text IS NOT NULL THEN json_build_object('reason', $3::text)::text END AS data,
-        webhook_url, webhook_events
-    FROM cancelled
-)
 """
-    + EVENT_AND_OUTBOX
+    + moved(
+        "cancelled",
+        verb="'cancel'",
+        data="CASE WHEN $3::text IS NOT NULL THEN json_build_object('reason', $3::text)::text END",
+        kind="CASE WHEN state = 'cancelled' THEN state ELSE 'cancel_requested' END",
+    )
     + tally("cancelled")
     + """
 SELECT j.id, coalesce(c.state, j.state) AS state, j.queue, j.lane, c.id IS NOT NULL AS changed,
@@ -111,11 +110,8 @@ WITH held AS MATERIALIZED (
     FROM held WHERE j.id = held.id
     RETURNING j.*
 )
-, moved AS (
-    SELECT id, seq, state AS type, state, 'revive' AS verb, NULL AS data, webhook_url, webhook_events FROM revived
-)
 """
-    + EVENT_AND_OUTBOX
+    + moved("revived", verb="'revive'")
     + tally("revived", state="'failed'", sign="-")
     + f"SELECT {MOVED} FROM revived"
 )
@@ -145,12 +141,8 @@ WITH held AS MATERIALIZED (
     FROM held WHERE j.id = held.id
     RETURNING j.*
 )
-, moved AS (
-    SELECT id, seq, state AS type, state, 'dismiss' AS verb, NULL AS data, webhook_url, webhook_events
-    FROM dismissed
-)
 """
-    + EVENT_AND_OUTBOX
+    + moved("dismissed", verb="'dismiss'")
     + tally("dismissed")
     + tally("dismissed", state="'failed'", sign="-", name="untallied")
     + f"SELECT {MOVED} FROM dismissed"

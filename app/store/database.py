@@ -146,23 +146,22 @@ class Database:
 
     async def fetch_planned(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
         """For filters that a caller chose: planned anew, for these very values."""
+        return await self._fetch_set("SET LOCAL plan_cache_mode = force_custom_plan", statement, *arguments)
 
+    async def fetch_in_order(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        """For a walk along an index that stops at its LIMIT: planned for these very values, and never by reading all
+        there is and sorting that."""
+        return await self._fetch_set(IN_ORDER, statement, *arguments)
+
+    async def _fetch_set(self, settings: str, statement: str, *arguments: Any) -> list[asyncpg.Record]:
         async def once() -> list[asyncpg.Record]:
             async with connection.transaction():
-                await connection.execute("SET LOCAL plan_cache_mode = force_custom_plan")
+                await connection.execute(settings)
                 rows: list[asyncpg.Record] = await connection.fetch(statement, *arguments)
                 return rows
 
         async with self.connection() as connection:
             return await _until_done(once)
-
-    async def fetch_in_order(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
-        """For a walk along an index that stops at its LIMIT: planned for these very values, and never by reading all
-        there is and sorting that."""
-        async with self.transaction() as connection:
-            await connection.execute(IN_ORDER)
-            rows: list[asyncpg.Record] = await connection.fetch(statement, *arguments)
-            return rows
 
     async def fetchrow(self, statement: str, *arguments: Any) -> asyncpg.Record | None:
         async with self.connection() as connection:

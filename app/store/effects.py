@@ -1,8 +1,8 @@
 """What every statement that moves or removes jobs shares, so that none can be written without it.
 
 One that moves jobs names its changed rows `moved (id, seq, type, state, verb, data, webhook_url,
-webhook_events)` and appends EVENT_AND_OUTBOX: the event, the outbox row and the announcement. One that
-removes jobs names them `gone (id, created_at, updated_at)` and appends ALL_IT_OWNED.
+webhook_events)` and appends EVENT_AND_OUTBOX: the event, the outbox row and the announcement. `moved` makes both
+of whole rows. One that removes jobs names them `gone (id, created_at, updated_at)` and appends ALL_IT_OWNED.
 """
 
 # What `Changes.moved` needs to know of each job that a statement moved.
@@ -36,6 +36,20 @@ EVENT_AND_OUTBOX = (
 """
     + ANNOUNCED
 )
+
+
+def moved(rows: str, *, verb: str, data: str = "NULL", kind: str = "state") -> str:
+    """The part of a statement that tells of these rows of `jobs`; verb, data and the event's type as expressions."""
+    return (
+        f"""
+, moved AS (
+    SELECT id, seq, {kind} AS type, state, {verb} AS verb, {data} AS data, webhook_url, webhook_events
+    FROM {rows}
+)
+"""
+        + EVENT_AND_OUTBOX
+    )
+
 
 # Chatter is found by its day; an hour on either side is for clocks that differ after a failover. The bytes
 # of artifacts that lie elsewhere are thrown into the trash, which the janitor empties.

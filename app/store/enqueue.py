@@ -1,6 +1,6 @@
 """enqueue: → queued. Many submissions, one statement, one commit."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -100,9 +100,11 @@ class Rows:
         self,
         job: NewJob,
         submission: Submission,
-        parent_deadline: datetime | None,
+        parents: Mapping[str, asyncpg.Record],
         gate: str | None = None,
     ) -> None:
+        parent = parents.get(job.parent_id or "")
+        parent_deadline: datetime | None = parent["deadline"] if parent else None
         more: tuple[object, ...] = (None, None, None, None, parent_deadline, gate)
         if submission.idempotency_key is not None:
             ids = [each.id for each in submission.jobs]
@@ -271,11 +273,8 @@ async def _insert(
             answers[n] = problem
             continue
         for job in submission.jobs:
-            parent = parents.get(job.parent_id or "")
-            rows.add(job, submission, parent["deadline"] if parent else None)
-    if not rows.rows:
-        return set()
-    return await insert(connection, rows)
+            rows.add(job, submission, parents)
+    return await insert(connection, rows) if rows.rows else set()
 
 
 async def insert(connection: Runner, rows: Rows) -> set[str]:
@@ -315,8 +314,9 @@ def _refusal(parent: asyncpg.Record | None, tenant: str) -> ForemanError | None:
     return None
 
 
-# FOR SHARE: the parent cannot be cancelled between this look and our insert, so no child is missed.
-LOCK_PARENTS = "SELECT id, tenant, state, deadline, cancel_requested_at FROM jobs WHERE id = ANY ($1::text[]) ORDER BY id FOR SHARE"
+RELATED = "SELECT id, tenant, state, deadline, cancel_requested_at FROM jobs WHERE id = ANY ($1::text[]) ORDER BY id"
+# The parent cannot be cancelled between this look and our insert, so no child is missed.
+LOCK_PARENTS = RELATED + " FOR SHARE"
 
 
 async def lock_parents(connection: Runner, jobs: Sequence[NewJob]) -> dict[str, asyncpg.Record]:

@@ -16,7 +16,7 @@ import msgspec
 from app.store.changes import Changes
 from app.store.database import Database, Runner
 from app.store.effects import ANNOUNCED, WEBHOOK_HOST
-from app.store.rows import columns
+from app.store.rows import arrays, columns
 from app.telemetry import EVENTS_APPENDED
 
 THROTTLED_TYPES = ("progress", "output")
@@ -194,13 +194,10 @@ async def read_pages(database: Database, wants: Sequence[Want]) -> list[Page | N
     """A page for each, in one query; None where there is no such job."""
     rows = await database.fetch(
         READ,
-        [want.job_id for want in wants],
-        [want.after for want in wants],
+        *arrays(wants, "job_id", "after"),
         # Names of types need no quoting; see jobs.submission.EVENT_TYPE.
         [None if want.types is None else "{" + ",".join(want.types) + "}" for want in wants],
-        [want.chatty for want in wants],
-        [want.max_rows for want in wants],
-        [want.max_bytes for want in wants],
+        *arrays(wants, "chatty", "max_rows", "max_bytes"),
     )
     pages: list[Page | None] = [None] * len(wants)
     sizes = [0] * len(wants)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from app.errors import IdempotencyMismatch, NotFound
 from app.jobs.submission import NewJob
 from app.store.database import Runner
+from app.store.rows import arrays
 
 
 @dataclass(slots=True)
@@ -57,6 +58,10 @@ def just_expired() -> IdempotencyMismatch:
     return IdempotencyMismatch("The Idempotency-Key has just expired; try again.")
 
 
+def _another_request() -> IdempotencyMismatch:
+    return IdempotencyMismatch("This Idempotency-Key was already used with another request body.")
+
+
 FIRST_ANSWERS = """
 SELECT i.position, k.fingerprint, k.job_ids
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS i (tenant, key, position)
@@ -70,24 +75,14 @@ async def first_answers(
 ) -> list[Receipt | Exception | None]:
     """What the first request with the same key was answered; or that it was another request, or that its jobs were
     deleted since; None if there was none."""
-    found = {
-        record["position"]: record
-        for record in await connection.fetch(
-            FIRST_ANSWERS, [each.tenant for each in repeats], [each.idempotency_key for each in repeats]
-        )
-    }
-    answers: list[Receipt | Exception | None] = []
-    for position, submission in enumerate(repeats, 1):
-        record = found.get(position)
-        if record is None:
-            answers.append(None)
-        elif record["fingerprint"] != submission.fingerprint:
-            answers.append(
-                IdempotencyMismatch("This Idempotency-Key was already used with another request body.")
-            )
+    found = await connection.fetch(FIRST_ANSWERS, *arrays(repeats, "tenant", "idempotency_key"))
+    answers: list[Receipt | Exception | None] = [None] * len(repeats)
+    for position, fingerprint, job_ids in found:
+        if fingerprint != repeats[position - 1].fingerprint:
+            answers[position - 1] = _another_request()
         else:
-            first = read_answers(record["job_ids"])
-            answers.append(Receipt([each.job_id for each in first], replayed=True, answers=first))
+            first = read_answers(job_ids)
+            answers[position - 1] = Receipt([each.job_id for each in first], replayed=True, answers=first)
     receipts = [each for each in answers if isinstance(each, Receipt)]
     if receipts:
         asked = [job_id for each in receipts for job_id in each.job_ids]
@@ -142,9 +137,7 @@ class IdempotencyKeys:
             (row["tenant"], row["key"])
             for row in await connection.fetch(
                 TAKE_KEYS,
-                [each.tenant for each in of_named],
-                [each.idempotency_key for each in of_named],
-                [each.fingerprint for each in of_named],
+                *arrays(of_named, "tenant", "idempotency_key", "fingerprint"),
                 [write_answers([Answer(job.id) for job in each.jobs]) for each in of_named],
             )
         }
@@ -181,7 +174,7 @@ class IdempotencyKeys:
     ) -> Receipt | Exception | None:
         """The same key twice in one flush is answered as if they had come one after the other."""
         if isinstance(receipt, Receipt) and submission.fingerprint != first.fingerprint:
-            return IdempotencyMismatch("This Idempotency-Key was already used with another request body.")
+            return _another_request()
         return replace(receipt, replayed=True) if isinstance(receipt, Receipt) else receipt
 
 

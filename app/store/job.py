@@ -8,8 +8,8 @@ from datetime import datetime
 import msgspec
 
 
-class JobSummary(msgspec.Struct, gc=False):
-    """Everything but what may be large: what a list shows."""
+class JobCore(msgspec.Struct, gc=False):
+    """What every reader needs: where the job belongs, what it is, how often it was tried."""
 
     id: str
     tenant: str
@@ -17,19 +17,28 @@ class JobSummary(msgspec.Struct, gc=False):
     lane: str
     rank: int
     kind: str
+    model: str | None
+    target: str | None
+    attempt: int
+    max_attempts: int
+    deferrals: int
+    deadline: datetime | None
+    traceparent: str | None
+    # Of its last event. That of the claim's event tells this run from every other of the job.
+    seq: int
+
+
+class JobSummary(JobCore, gc=False):
+    """Everything but what may be large: what a list shows."""
+
     state: str
     reason: str | None
     priority: int
-    model: str | None
-    target: str | None
     runs_on: str | None
     error: str | None
     progress: str | None
     usage: str | None
     metadata: str | None
-    attempt: int
-    max_attempts: int
-    deferrals: int
     created_at: datetime
     updated_at: datetime
     run_at: datetime
@@ -37,7 +46,6 @@ class JobSummary(msgspec.Struct, gc=False):
     entered_at: datetime
     started_at: datetime | None
     completed_at: datetime | None
-    deadline: datetime | None
     queued_seconds: float
     loading_seconds: float
     working_seconds: float
@@ -46,9 +54,7 @@ class JobSummary(msgspec.Struct, gc=False):
     concurrency_key: str | None
     parent_id: str | None
     request_id: str | None
-    traceparent: str | None
     tracestate: str | None
-    seq: int
 
 
 class Job(JobSummary, gc=False):
@@ -72,29 +78,14 @@ class LeasedJob(Job, gc=False):
     fair_value: str | None
 
 
-class ClaimedJob(msgspec.Struct, gc=False):
+class ClaimedJob(JobCore, gc=False):
     """A job that was just claimed, for a worker in this process: rows are wide, and to run it few columns do."""
 
-    id: str
-    tenant: str
-    queue: str
-    lane: str
-    rank: int
-    kind: str
     payload: str
-    model: str | None
-    target: str | None
-    attempt: int
-    max_attempts: int
-    deferrals: int
     ready_at: datetime
     lease_token: str
     lease_seconds: float
-    deadline: datetime | None
     max_duration_seconds: float | None
-    traceparent: str | None
-    # The seq of the claim's event: it tells this run from every other of the job.
-    seq: int
     webhook_url: str | None
     # What the payload of an LLM job is written in, and its result will be.
     dialect: str

@@ -19,8 +19,8 @@ from app.store import dependencies, keys
 from app.store.changes import Key
 from app.store.database import Database, Runner
 from app.store.depth import Demand, Depths, RevokedError
-from app.store.effects import EVENT_AND_OUTBOX
-from app.store.enqueue import Enqueued, Rows, accept, indexed, insert, lock_parents, parent_problem
+from app.store.effects import moved
+from app.store.enqueue import RELATED, Enqueued, Rows, accept, indexed, insert, lock_parents, parent_problem
 from app.store.idempotency import Answer, IdempotencyKeys, Receipt, Submission
 from app.store.keys import KeyState
 from app.store.locks import lock
@@ -221,13 +221,7 @@ async def _write(connection: Runner, plan: _Plan, related: dict[str, asyncpg.Rec
         return
     rows = Rows()
     for job, gate in plan.rows:
-        parent = related.get(job.parent_id or "")
-        rows.add(
-            job,
-            Submission([job], job.tenant),
-            parent["deadline"] if parent else None,
-            gate,
-        )
+        rows.add(job, Submission([job], job.tenant), related, gate)
     await insert(connection, rows)
     if plan.waits:
         await dependencies.add(connection, plan.waits)
@@ -305,23 +299,15 @@ WITH skipped AS (
     WHERE j.id = replaced.id AND j.id = ANY ($1::text[]) AND j.state = 'queued'
     RETURNING j.*, replaced.by
 )
-, moved AS (
-    SELECT id, seq, state AS type, state, 'skip' AS verb, json_build_object('replaced_by', by)::text AS data,
-        webhook_url, webhook_events
-    FROM skipped
-)
 """
-    + EVENT_AND_OUTBOX
+    + moved("skipped", verb="'skip'", data="json_build_object('replaced_by', by)::text")
     + tally("skipped")
     + "SELECT id FROM skipped"
 )
 
 # Like parents (see enqueue), in the same order, the jobs that new ones wait for: none of them ends between this look
 # and the commit without finding out that someone waits.
-LOCK_RELATED = """
-SELECT id, tenant, state, deadline, cancel_requested_at FROM jobs
-WHERE id = ANY ($1::text[]) ORDER BY id FOR NO KEY UPDATE
-"""
+LOCK_RELATED = RELATED + " FOR NO KEY UPDATE"
 
 
 async def _lock_related(connection: Runner, jobs: Sequence[NewJob]) -> dict[str, asyncpg.Record]:

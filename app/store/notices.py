@@ -33,13 +33,10 @@ class Notice(msgspec.Struct, omit_defaults=True):
     settings: list[str] = []
 
     def changes(self) -> Changes[None]:
-        return Changes(
-            jobs=set(self.jobs),
-            work=set(self.work),
-            cancels=set(self.cancels),
-            room=set(self.room),
-            settings=set(self.settings),
-        )
+        changes: Changes[None] = Changes()
+        for name in _LISTS:
+            setattr(changes, name, set(getattr(self, name)))
+        return changes
 
 
 _LISTS = ("jobs", "work", "cancels", "room", "settings")
@@ -53,15 +50,9 @@ SELECT pg_notify($1, notice) FROM set_config('synchronous_commit', 'off', true) 
 
 async def send(database: Database, origin: str, changes: Changes[Any], *, many: bool) -> bool:
     """Tell the other processes; whether there was anything to tell."""
-    notice = Notice(
-        origin,
-        [] if many else list(changes.jobs),
-        many,
-        list(changes.work),
-        list(changes.cancels),
-        list(changes.room),
-        list(changes.settings),
-    )
+    notice = Notice(origin, many=many, **{name: list(getattr(changes, name)) for name in _LISTS})
+    if many:
+        notice.jobs = []
     if notice == Notice(origin):
         return False
     await database.execute(NOTIFY, CHANNEL, [text.decode() for text in _split(notice)])

@@ -19,7 +19,7 @@ import msgspec
 from app.store.changes import Changes
 from app.store.database import Database
 from app.store.low_water import THE_BEGINNING
-from app.store.rows import as_rows, columns
+from app.store.rows import arrays, as_rows, columns
 
 # Followers of a delivery that backs off, moved out of the way by each claim beside what it claims.
 MAX_PUSHED = 100
@@ -140,7 +140,7 @@ WITH {_BEFOREHAND}
 )
 , claimed AS (
     UPDATE deliveries AS d SET leased_until = now() + $6 * interval '1 second'
-    FROM assigned WHERE {_is("seated")} AND assigned.place <= assigned.room
+    FROM assigned WHERE {_is("assigned")} AND assigned.place <= assigned.room
     RETURNING d.*
 )
 """ + _CONTENT.replace("{largest}", "$7")
@@ -152,10 +152,7 @@ async def claim(
     """The first pending deliveries of jobs that are due at these receivers, each with all its message needs."""
     records = await database.fetch(
         CLAIM,
-        [each.host for each in wanted],
-        [each.room for each in wanted],
-        [each.overdue_seconds for each in wanted],
-        [each.mark for each in wanted],
+        *arrays(wanted, "host", "room", "overdue_seconds", "mark"),
         MAX_PUSHED,
         lease_seconds,
         max_result_bytes,
@@ -177,6 +174,13 @@ class Try:
     delay_seconds: float = 0.0
 
 
+# Locks what is still ours of `input`.
+_MINE = """CROSS JOIN LATERAL (
+        SELECT FROM deliveries d
+        WHERE d.job_id = input.job_id AND d.seq = input.seq AND d.state = 'pending' AND d.tries = input.tries
+        LIMIT 1 FOR UPDATE
+    ) AS mine"""
+
 # pending → delivered, given_up, refused, or pending again later. What is over makes room for the next of its job,
 # which is claimed here. That one is waited for if somebody holds it: passed over, it would wait for a poll.
 RECORD = f"""
@@ -187,11 +191,7 @@ WITH {_BEFOREHAND}
         AS input (job_id, seq, tries, state, status, error, delay)
 )
 , held AS MATERIALIZED (
-    SELECT input.* FROM input CROSS JOIN LATERAL (
-        SELECT FROM deliveries d
-        WHERE d.job_id = input.job_id AND d.seq = input.seq AND d.state = 'pending' AND d.tries = input.tries
-        LIMIT 1 FOR UPDATE
-    ) AS mine
+    SELECT input.* FROM input {_MINE}
 )
 , recorded AS (
     UPDATE deliveries AS d SET
@@ -224,13 +224,7 @@ async def record(
     """Record a batch; for each the next delivery of its job, claimed already, if there is one."""
     records = await database.fetch(
         RECORD,
-        [each.job_id for each in tries],
-        [each.seq for each in tries],
-        [each.tries for each in tries],
-        [each.state for each in tries],
-        [each.status for each in tries],
-        [each.error for each in tries],
-        [each.delay_seconds for each in tries],
+        *arrays(tries, "job_id", "seq", "tries", "state", "status", "error", "delay_seconds"),
         lease_seconds,
         max_result_bytes,
         take_next,
@@ -242,12 +236,7 @@ async def record(
 
 RENEW = f"""
 WITH held AS MATERIALIZED (
-    SELECT input.* FROM unnest($1::text[], $2::int[], $3::int[]) AS input (job_id, seq, tries)
-    CROSS JOIN LATERAL (
-        SELECT FROM deliveries d
-        WHERE d.job_id = input.job_id AND d.seq = input.seq AND d.state = 'pending' AND d.tries = input.tries
-        LIMIT 1 FOR UPDATE
-    ) AS mine
+    SELECT input.* FROM unnest($1::text[], $2::int[], $3::int[]) AS input (job_id, seq, tries) {_MINE}
 )
 UPDATE deliveries AS d SET leased_until = now() + $4 * interval '1 second' FROM held WHERE {_is("held")}
 """
@@ -255,13 +244,7 @@ UPDATE deliveries AS d SET leased_until = now() + $4 * interval '1 second' FROM 
 
 async def renew(database: Database, held: Sequence[tuple[str, int, int]], lease_seconds: float) -> None:
     """Hold on to (job id, seq, tries) whose receivers take their time; with 0 seconds, let go of them."""
-    await database.execute(
-        RENEW,
-        [job_id for job_id, _, _ in held],
-        [seq for _, seq, _ in held],
-        [tries for _, _, tries in held],
-        lease_seconds,
-    )
+    await database.execute(RENEW, *([each[n] for each in held] for n in range(3)), lease_seconds)
 
 
 # A loose index scan: one probe per receiver that has anything pending, however much that is.

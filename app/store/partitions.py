@@ -13,7 +13,7 @@ from datetime import date, datetime, timedelta
 import asyncpg
 
 from app.store import locks
-from app.store.database import Database, Runner
+from app.store.database import Database
 
 DAYS_AHEAD = 3
 REST_BATCH = 5000
@@ -59,12 +59,11 @@ async def _renew(database: Database, table: str, days: set[date], today: date, k
             (renewal.made if await _make(database, table, day) else renewal.postponed).append(day)
     for day in sorted(days):
         if day < first:
-            (renewal.dropped if await _drop(database, table, day) else renewal.postponed).append(day)
+            is_gone = await _try(database, DROP.format(table=table, day=day))
+            (renewal.dropped if is_gone else renewal.postponed).append(day)
     for _ in range(REST_BATCHES):
-        if (
-            await database.execute(DELETE_REST.format(table=table), first, REST_BATCH)
-            != f"DELETE {REST_BATCH}"
-        ):
+        deleted = await database.execute(DELETE_REST.format(table=table), first, REST_BATCH)
+        if deleted != f"DELETE {REST_BATCH}":
             break
     return renewal
 
@@ -98,12 +97,6 @@ async def _make(database: Database, table: str, day: date) -> bool:
 
 
 DROP = "DROP TABLE {table}_{day:%Y%m%d}"
-
-
-async def _drop(database: Database, table: str, day: date) -> bool:
-    return await _try(database, DROP.format(table=table, day=day))
-
-
 # Rows for which there was no day: normally none.
 DELETE_REST = """
 DELETE FROM {table}_rest WHERE ctid = ANY (ARRAY(SELECT ctid FROM {table}_rest WHERE at < $1::date LIMIT $2))
@@ -116,7 +109,8 @@ async def _try(database: Database, statements: str) -> bool:
     async with database.connection() as connection:
         try:
             async with connection.transaction():
-                await _change(connection, statements)
+                await connection.execute("SET LOCAL lock_timeout = '250ms'")
+                await connection.execute(statements)
         except (
             asyncpg.LockNotAvailableError,
             asyncpg.DeadlockDetectedError,
@@ -132,8 +126,3 @@ async def _try(database: Database, statements: str) -> bool:
         ):
             return False
     return True
-
-
-async def _change(connection: Runner, statements: str) -> None:
-    await connection.execute("SET LOCAL lock_timeout = '250ms'")
-    await connection.execute(statements)

@@ -76,18 +76,6 @@ class Filter:
     before: str | None = None
 
 
-# Each filter is one condition with its own parameter; a condition that is not asked for is not there.
-_CONDITIONS = {
-    "states": "state = ANY (${}::text[])",
-    "queue": "queue = ${}",
-    "kind": "kind = ${}",
-    "model": "model = ${}",
-    "since": "id >= ${}",
-    "until": "id < ${}",
-    "metadata": "metadata @> ${}::jsonb",
-    "before": "id < ${}",
-}
-
 _LISTED = columns(JobSummary)
 # How many jobs one statement looks at along one way, how long a request goes on looking, and how many may share a
 # piece of metadata to be looked up by it.
@@ -99,22 +87,25 @@ FIRST, LAST = "", "~"
 
 
 def conditions(wanted: Filter, arguments: list[object]) -> list[str]:
-    """The conditions of a filter; what they compare with is appended to the arguments."""
-    given: dict[str, object] = {
-        "states": list(wanted.states) or None,
-        "queue": wanted.queue,
-        "kind": wanted.kind,
-        "model": wanted.model,
-        "since": wanted.since and id_floor(wanted.since),
-        "until": wanted.until and id_floor(wanted.until),
-        "metadata": orjson.dumps(wanted.metadata).decode() if wanted.metadata else None,
-        "before": wanted.before,
-    }
+    """The conditions of a filter, each with its own parameter; what they compare with is appended to the arguments.
+
+    A condition that is not asked for is not there.
+    """
+    given: list[tuple[str, object]] = [
+        ("state = ANY (${}::text[])", list(wanted.states) or None),
+        ("queue = ${}", wanted.queue),
+        ("kind = ${}", wanted.kind),
+        ("model = ${}", wanted.model),
+        ("id >= ${}", wanted.since and id_floor(wanted.since)),
+        ("id < ${}", wanted.until and id_floor(wanted.until)),
+        ("metadata @> ${}::jsonb", orjson.dumps(wanted.metadata).decode() if wanted.metadata else None),
+        ("id < ${}", wanted.before),
+    ]
     found = []
-    for name, value in given.items():
+    for condition, value in given:
         if value is not None:
             arguments.append(value)
-            found.append(_CONDITIONS[name].format(len(arguments)))
+            found.append(condition.format(len(arguments)))
     return found
 
 
@@ -129,13 +120,13 @@ class Look:
     # The words of a partial index, so that the planner knows it.
     words: str = "true"
 
-    def span(self, low: str, high: str) -> str:
-        """From one to the other, each given as an operator and a parameter: `>= $2`."""
+    def span(self, direction: str) -> str:
+        """From $2 to $3; that of the two belongs to it which is the last on the way."""
         columns = ", ".join(self.columns)
-        (above, first), (below, last) = low.split(), high.split()
+        above, below = (">", "<=") if direction == "ASC" else (">=", "<")
         return (
-            f"{self.words} AND ({columns}) {above} ({self.values.format(id=first)})"
-            f" AND ({columns}) {below} ({self.values.format(id=last)})"
+            f"{self.words} AND ({columns}) {above} ({self.values.format(id='$2')})"
+            f" AND ({columns}) {below} ({self.values.format(id='$3')})"
         )
 
     def order(self, direction: str) -> str:
@@ -181,20 +172,12 @@ SELECT bound.looked_to, found.* FROM (
 
 
 def look_statement(
-    looks: Sequence[Look], matching: str, *, low: str, high: str, direction: str, limit: int, looked: int,
-    columns: str = "id",
-) -> str:  # fmt: skip
+    looks: Sequence[Look], direction: str, matching: str, *, limit: int, looked: int, columns: str = "id"
+) -> str:
     """All the looks of a way, in one statement and so at one moment; values travel as parameters only."""
+    parts = {"columns": columns, "matching": matching, "limit": limit, "looked": looked}
     return " UNION ALL ".join(
-        _LOOK.format(
-            columns=columns,
-            span=look.span(low, high),
-            order=look.order(direction),
-            matching=matching,
-            limit=limit,
-            looked=looked,
-        )
-        for look in looks
+        _LOOK.format(span=look.span(direction), order=look.order(direction), **parts) for look in looks
     )
 
 
@@ -210,19 +193,7 @@ def list_statements(
     rest = conditions(replace(wanted, since=None, until=None, before=None), arguments)
     matching = " AND ".join(["tenant = $1", *rest])
     return [
-        (
-            look_statement(
-                looks,
-                matching,
-                low=">= $2",
-                high="< $3",
-                direction="DESC",
-                limit=limit,
-                looked=looked,
-                columns=_LISTED,
-            ),
-            arguments,
-        )
+        (look_statement(looks, "DESC", matching, limit=limit, looked=looked, columns=_LISTED), arguments)
         for looks in ways(wanted, arguments)
     ]
 

@@ -1,10 +1,11 @@
-"""Rows as they leave the store: structs, so that no record of the driver does.
+"""Rows as they leave the store: structs, so that no record of the driver does; and as they come in: arrays for unnest.
 
 A row is declared once, beside the function that reads it, and the columns of its statement are made from its fields.
 So a record fits its struct by position, which is the fastest way to build one.
 """
 
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any, TypeVar
 
 import msgspec
@@ -32,3 +33,8 @@ def as_rows(row: type[Row], records: Iterable[Any]) -> list[Row]:
 def as_row(row: type[Row], record: Any | None) -> Row | None:
     """The same of a single record, where there is one."""
     return None if record is None else row(*record)
+
+
+def arrays(things: Iterable[Any], *names: str) -> list[tuple[Any, ...]]:
+    """What unnest is given of them: for each of the attributes (two or more), its values."""
+    return list(zip(*map(attrgetter(*names), things), strict=True)) or [()] * len(names)

@@ -5,21 +5,22 @@ Every one of them counts only with the current lease token. What comes late chan
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 
 from app.jobs.retry import DEFAULT_BACKOFF_SECONDS
 from app.jobs.states import TERMINAL, Verb
 from app.store.changes import Changes, Failure
 from app.store.database import Runner
-from app.store.effects import EVENT_AND_OUTBOX, MOVED
+from app.store.effects import EVENT_AND_OUTBOX, MOVED, moved
+from app.store.rows import arrays
 from app.store.tallies import tally
 from app.telemetry import SETTLEMENTS
 
 
 @dataclass(slots=True)
 class Settlement:
-    """One verb on one job. `error`, `result` and `usage` are JSON text."""
+    """One verb on one job. `error`, `result` and `usage` are JSON text. SETTLE is sent the fields in this order."""
 
     job_id: str
     lease_token: str
@@ -139,25 +140,13 @@ SELECT id, was, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM held WHERE verb = 
 """
 )
 
+_SENT = [each.name for each in fields(Settlement)]
 _BACKOFF = list(DEFAULT_BACKOFF_SECONDS)
 
 
 async def settle(database: Runner, settlements: Sequence[Settlement]) -> Changes[Settled]:
     """Settle a batch in one commit, each on its own terms. At most one settlement per job."""
-    rows = await database.fetch(
-        SETTLE,
-        [each.job_id for each in settlements],
-        [each.lease_token for each in settlements],
-        [each.verb.value for each in settlements],
-        [each.result for each in settlements],
-        [each.error for each in settlements],
-        [each.delay_seconds for each in settlements],
-        [each.reason for each in settlements],
-        [each.usage for each in settlements],
-        [each.jitter for each in settlements],
-        [each.fingerprint for each in settlements],
-        _BACKOFF,
-    )
+    rows = await database.fetch(SETTLE, *arrays(settlements, *_SENT), _BACKOFF)
     changes: Changes[Settled] = Changes()
     answers: dict[str, Settled] = {}
     for row in rows:
@@ -221,13 +210,13 @@ WITH late AS (
     FROM late WHERE j.id = late.id
     RETURNING j.id, j.seq, j.state, late.verb, j.webhook_url, j.webhook_events
 )
-, moved AS (
-    SELECT id, seq, 'late_settlement' AS type, state, 'late_settlement' AS verb,
-        json_build_object('verb', verb)::text AS data, webhook_url, webhook_events
-    FROM noted
-)
 """
-    + EVENT_AND_OUTBOX
+    + moved(
+        "noted",
+        verb="'late_settlement'",
+        data="json_build_object('verb', verb)::text",
+        kind="'late_settlement'",
+    )
     + "SELECT id FROM noted"
 )
 
@@ -240,7 +229,7 @@ async def note_late(database: Runner, late: Sequence[tuple[str, str]]) -> Change
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The answer to a heartbeat."""
+    """The answer to a heartbeat: what HEARTBEAT returns."""
 
     job_id: str
     token: str
@@ -281,9 +270,4 @@ async def heartbeat(
         [token for _, token in leases],
         list(seconds or [None] * len(leases)),
     )
-    return {
-        row["id"]: Lease(
-            row["id"], row["lease_token"], row["lease_expires_at"], row["cancel_requested"], row["deadline"]
-        )
-        for row in rows
-    }
+    return {row["id"]: Lease(*row) for row in rows}

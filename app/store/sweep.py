@@ -17,7 +17,7 @@ from typing import Any
 from app.store import locks
 from app.store.changes import Changes, Failure
 from app.store.database import Database
-from app.store.effects import EVENT_AND_OUTBOX, MOVED
+from app.store.effects import MOVED, moved
 from app.store.tallies import tally
 from app.telemetry import SWEPT
 
@@ -54,6 +54,9 @@ _NOT_KEYED_ANY_MORE = """NOT EXISTS (
           SELECT 1 FROM queues WHERE queues.name = jobs.queue AND queues.settings ? 'key'
       )"""
 
+# What the event says of a run that lost its lease.
+_LOST = "json_build_object('attempt', attempt, 'worker', worker, 'error', error::json)::text"
+
 # A lease that ran out before $2, or before now where nobody says. (LEAST passes over NULL.)
 _IS_LOST = "lease_expires_at < least(now(), $2::timestamptz)"
 
@@ -85,15 +88,12 @@ WITH lost AS MATERIALIZED (
     FROM lost WHERE j.id = lost.id
     RETURNING j.*
 )
-, moved AS (
-    SELECT id, seq, state AS type, state,
-        CASE state WHEN 'queued' THEN 'rescue' WHEN 'failed' THEN 'fail' ELSE 'cancel' END AS verb,
-        json_build_object('attempt', attempt, 'worker', worker, 'error', error::json)::text AS data,
-        webhook_url, webhook_events
-    FROM rescued
-)
 """
-    + EVENT_AND_OUTBOX
+    + moved(
+        "rescued",
+        verb="CASE state WHEN 'queued' THEN 'rescue' WHEN 'failed' THEN 'fail' ELSE 'cancel' END",
+        data=_LOST,
+    )
     + tally("rescued")
     + f"SELECT {MOVED}, kind, attempt, error FROM rescued"
 )
@@ -118,14 +118,8 @@ WITH lost AS MATERIALIZED (
     FROM lost WHERE j.id = lost.id
     RETURNING j.*
 )
-, moved AS (
-    SELECT id, seq, state AS type, state, 'supersede' AS verb,
-        json_build_object('attempt', attempt, 'worker', worker, 'error', error::json)::text AS data,
-        webhook_url, webhook_events
-    FROM superseded
-)
 """
-    + EVENT_AND_OUTBOX
+    + moved("superseded", verb="'supersede'", data=_LOST)
     + tally("superseded")
     + f"SELECT {MOVED} FROM superseded"
 )
@@ -156,13 +150,8 @@ WITH RECURSIVE first AS (
     WHERE j.id = ANY (ARRAY(SELECT id FROM late))
     RETURNING j.*
 )
-, moved AS (
-    SELECT id, seq, state AS type, state, 'expire' AS verb, json_build_object('deadline', deadline)::text AS data,
-        webhook_url, webhook_events
-    FROM expired
-)
 """
-    + EVENT_AND_OUTBOX
+    + moved("expired", verb="'expire'", data="json_build_object('deadline', deadline)::text")
     + tally("expired")
     + f"SELECT {MOVED} FROM expired"
 )
@@ -182,13 +171,12 @@ WITH overdue AS MATERIALIZED (
     FROM overdue WHERE j.id = overdue.id
     RETURNING j.*
 )
-, moved AS (
-    SELECT id, seq, state AS type, state, 'cancel' AS verb,
-        json_build_object('reason', reason, 'confirmed', false)::text AS data, webhook_url, webhook_events
-    FROM cancelled
-)
 """
-    + EVENT_AND_OUTBOX
+    + moved(
+        "cancelled",
+        verb="'cancel'",
+        data="json_build_object('reason', reason, 'confirmed', false)::text",
+    )
     + tally("cancelled")
     + f"SELECT {MOVED} FROM cancelled"
 )

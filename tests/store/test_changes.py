@@ -77,7 +77,7 @@ HANDED_ON = {
     "app.engine.scheduler.Scheduler._enqueue": "app.engine.scheduler.Scheduler._tick",
 }
 # Verbs that are methods: how they are called.
-METHODS = ("self.managed.enqueue", "_intake.managed.enqueue_in", "_claims.claim", "_claims.claim_whole")
+METHODS = ("self.managed.enqueue", "_intake.managed.enqueue_in", "._claims.claim", "._claims.claim_whole")
 
 
 def verbs_of_the_store() -> set[str]:

@@ -26,6 +26,12 @@ class Sent:
     shared: bool = False
 
 
+def index(name: str, columns: str, where: str | None = None, **more: Any) -> sa.Index:
+    """Its columns as they stand in SQL; with `where`, only of such rows."""
+    of = [sa.text(each) if " " in each else each for each in columns.split(", ")]
+    return sa.Index(name, *of, postgresql_where=None if where is None else sa.text(where), **more)
+
+
 def column(kind: Any, *, null: bool = True, sent: Sent | None = None, **more: Any) -> Any:
     info = {} if sent is None else {"sent": sent}
     return Field(default=None, sa_column=sa.Column(kind, nullable=null, info=info, **more))

@@ -7,24 +7,18 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlmodel import Field, SQLModel
 
 from app.jobs.states import LIVE, TERMINAL, State
-from app.store.tables.columns import ID, NOW, Sent, column, count, flag, primary, seconds, text, time
+from app.store.tables.columns import ID, NOW, Sent, column, count, flag, index, primary, seconds, text, time
 
 
 def _states(states: frozenset[State]) -> str:
     return ", ".join(f"'{state}'" for state in sorted(states))
 
 
-IS_LIVE = sa.text(f"state IN ({_states(LIVE)})")
-IS_TROUBLED = sa.text(f"state IN ({_states(TERMINAL - {State.DONE})})")
-IS_CLAIMABLE = sa.text("state = 'queued' AND ready_at IS NOT NULL")
-IS_WAITING = sa.text("state = 'queued' AND ready_at IS NULL AND gate IS NULL")
-IS_GATED = sa.text("state = 'queued' AND gate IS NOT NULL")
-IS_ASLEEP = sa.text("state = 'queued' AND ready_at IS NULL AND reason = 'target_asleep'")
-IS_FAIR = sa.text(f"{IS_CLAIMABLE.text} AND fair_value IS NOT NULL")
+IS_LIVE = f"state IN ({_states(LIVE)})"
+IS_CLAIMABLE = "state = 'queued' AND ready_at IS NOT NULL"
+IS_ASLEEP = "state = 'queued' AND ready_at IS NULL AND reason = 'target_asleep'"
 # Takes one of its key's places: it runs, or could be claimed any moment.
-HOLDS_ITS_KEY = sa.text(
-    f"concurrency_key IS NOT NULL AND (state IN ('loading', 'working') OR ({IS_CLAIMABLE.text}))"
-)
+HOLDS_ITS_KEY = f"concurrency_key IS NOT NULL AND (state IN ('loading', 'working') OR ({IS_CLAIMABLE}))"
 
 
 class Job(SQLModel, table=True):
@@ -36,78 +30,48 @@ class Job(SQLModel, table=True):
             name="jobs_completed_at_iff_terminal",
         ),
         # The claim: one queue, one lane, best rank first, then first come first served.
-        sa.Index(
-            "jobs_claimable",
-            "queue",
-            "lane",
-            sa.text("rank DESC"),
-            "ready_at",
-            "id",
-            postgresql_where=IS_CLAIMABLE,
-        ),
+        index("jobs_claimable", "queue, lane, rank DESC, ready_at, id", IS_CLAIMABLE),
         # What waits for a moment (scheduled, backing off); never in the claim's way.
-        sa.Index("jobs_waiting", "queue", "run_at", postgresql_where=IS_WAITING),
+        index("jobs_waiting", "queue, run_at", "state = 'queued' AND ready_at IS NULL AND gate IS NULL"),
         # What waits for something other than time: its key's turn, other jobs. Next of a key comes first.
-        sa.Index(
+        index(
             "jobs_gated",
-            "queue",
-            "gate",
-            "concurrency_key",
-            sa.text("rank DESC"),
-            "id",
-            postgresql_where=IS_GATED,
+            "queue, gate, concurrency_key, rank DESC, id",
+            "state = 'queued' AND gate IS NOT NULL",
         ),
-        sa.Index("jobs_key_holders", "queue", "concurrency_key", postgresql_where=HOLDS_ITS_KEY),
-        sa.Index(
-            "jobs_stale_by_key",
-            "queue",
-            "concurrency_key",
-            postgresql_where=sa.text("state = 'stale' AND concurrency_key IS NOT NULL"),
+        index("jobs_key_holders", "queue, concurrency_key", HOLDS_ITS_KEY),
+        index(
+            "jobs_stale_by_key", "queue, concurrency_key", "state = 'stale' AND concurrency_key IS NOT NULL"
         ),
         # The claim of a queue with fair_by: value by value.
-        sa.Index(
+        index(
             "jobs_fair",
-            "queue",
-            "lane",
-            sa.text("rank DESC"),
-            "fair_value",
-            "ready_at",
-            "id",
-            postgresql_where=IS_FAIR,
+            "queue, lane, rank DESC, fair_value, ready_at, id",
+            f"{IS_CLAIMABLE} AND fair_value IS NOT NULL",
         ),
         # Newest first by state; also finds the running ones for rescue and heartbeat bookkeeping.
-        sa.Index("jobs_live", "state", "id", postgresql_where=IS_LIVE),
-        sa.Index("jobs_troubled", "state", "id", postgresql_where=IS_TROUBLED),
-        sa.Index("jobs_by_queue", "queue", "id"),
+        index("jobs_live", "state, id", IS_LIVE),
+        index("jobs_troubled", "state, id", f"state IN ({_states(TERMINAL - {State.DONE})})"),
+        index("jobs_by_queue", "queue, id"),
         # Newest first by model. Jobs without a model, where a microsecond counts, pay nothing for it.
-        sa.Index("jobs_by_model", "tenant", "model", "id", postgresql_where=sa.text("model IS NOT NULL")),
-        sa.Index(
-            "jobs_deadlines",
-            "queue",
-            "deadline",
-            postgresql_where=sa.text(f"deadline IS NOT NULL AND {IS_LIVE.text}"),
-        ),
-        sa.Index("jobs_parent", "parent_id", postgresql_where=sa.text("parent_id IS NOT NULL")),
-        sa.Index(
-            "jobs_concurrency_key",
-            "queue",
-            "concurrency_key",
-            postgresql_where=sa.text(f"concurrency_key IS NOT NULL AND {IS_LIVE.text}"),
-        ),
-        sa.Index(
+        index("jobs_by_model", "tenant, model, id", "model IS NOT NULL"),
+        index("jobs_deadlines", "queue, deadline", f"deadline IS NOT NULL AND {IS_LIVE}"),
+        index("jobs_parent", "parent_id", "parent_id IS NOT NULL"),
+        index("jobs_concurrency_key", "queue, concurrency_key", f"concurrency_key IS NOT NULL AND {IS_LIVE}"),
+        index(
             "jobs_metadata",
             "metadata",
+            "metadata IS NOT NULL",
             postgresql_using="gin",
             postgresql_ops={"metadata": "jsonb_path_ops"},
-            postgresql_where=sa.text("metadata IS NOT NULL"),
         ),
-        sa.Index("jobs_asleep", "id", postgresql_where=IS_ASLEEP),
+        index("jobs_asleep", "id", IS_ASLEEP),
         # Which targets are needed, however many jobs wait for them.
-        sa.Index("jobs_asleep_lanes", "lane", postgresql_where=IS_ASLEEP),
-        sa.Index(
+        index("jobs_asleep_lanes", "lane", IS_ASLEEP),
+        index(
             "jobs_unbooked",
             "completed_at",
-            postgresql_where=sa.text("usage IS NOT NULL AND NOT usage_booked AND completed_at IS NOT NULL"),
+            "usage IS NOT NULL AND NOT usage_booked AND completed_at IS NOT NULL",
         ),
     )
 
@@ -194,7 +158,7 @@ class Dependency(SQLModel, table=True):
     """One thing that a job still waits for; gone once its end has been followed."""
 
     __tablename__ = "dependencies"
-    __table_args__ = (sa.Index("dependencies_depends_on", "depends_on"),)
+    __table_args__ = (index("dependencies_depends_on", "depends_on"),)
 
     job_id: str = primary(ID)
     depends_on: str = primary(ID)
@@ -206,7 +170,7 @@ class IdempotencyKey(SQLModel, table=True):
     """Which jobs a key made, and from which request."""
 
     __tablename__ = "idempotency_keys"
-    __table_args__ = (sa.Index("idempotency_keys_age", "created_at"),)
+    __table_args__ = (index("idempotency_keys_age", "created_at"),)
 
     tenant: str = primary()
     key: str = primary()

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlmodel import Field, SQLModel
 
-from app.store.tables.columns import BLANK, ID, NOW, TIME, column, count, primary, text, time
+from app.store.tables.columns import BLANK, ID, NOW, TIME, column, count, index, primary, text, time
 
 
 class Event(SQLModel, table=True):
@@ -70,24 +70,9 @@ class Delivery(SQLModel, table=True):
         # One receiver's part of the index at a time: a backlog of one never stands in another's way. The second
         # condition of these two, always true, keeps the planner from walking all of one where a probe into the
         # other is meant: that seems free to it whenever statistics were taken while nothing was pending.
-        sa.Index(
-            "deliveries_due",
-            "host",
-            "next_try_at",
-            postgresql_where=sa.text("state = 'pending' AND host >= ''"),
-        ),
-        sa.Index(
-            "deliveries_pending_by_job",
-            "job_id",
-            "seq",
-            postgresql_where=sa.text("state = 'pending' AND seq >= 0"),
-        ),
-        sa.Index(
-            "deliveries_troubled",
-            "job_id",
-            "seq",
-            postgresql_where=sa.text("state IN ('given_up', 'refused')"),
-        ),
+        index("deliveries_due", "host, next_try_at", "state = 'pending' AND host >= ''"),
+        index("deliveries_pending_by_job", "job_id, seq", "state = 'pending' AND seq >= 0"),
+        index("deliveries_troubled", "job_id, seq", "state IN ('given_up', 'refused')"),
     )
 
     job_id: str = primary(ID)
@@ -135,7 +120,7 @@ class ArtifactTrash(SQLModel, table=True):
     """Bytes that nothing refers to: to be removed when due. An upload begins here and is taken out at its end."""
 
     __tablename__ = "artifact_trash"
-    __table_args__ = (sa.Index("artifact_trash_due", "due_at"),)
+    __table_args__ = (index("artifact_trash_due", "due_at"),)
 
     location: str = primary()
     due_at: datetime = time(null=False, server_default=NOW)

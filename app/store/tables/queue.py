@@ -7,20 +7,14 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlmodel import SQLModel
 
-from app.store.tables.columns import BLANK, EMPTY, ID, NOW, TIME, column, count, primary, text, time
+from app.store.tables.columns import BLANK, EMPTY, ID, NOW, TIME, column, count, index, primary, text, time
 
 
 class Queue(SQLModel, table=True):
     """One row per queue that was ever used. Settings are one document, so a new one is no migration."""
 
     __tablename__ = "queues"
-    __table_args__ = (
-        sa.Index(
-            "queues_configured",
-            "name",
-            postgresql_where=sa.text("settings <> '{}'::jsonb OR paused_at IS NOT NULL"),
-        ),
-    )
+    __table_args__ = (index("queues_configured", "name", "settings <> '{}'::jsonb OR paused_at IS NOT NULL"),)
 
     name: str = primary()
     settings: dict[str, Any] = column(JSONB, null=False, server_default=EMPTY)
@@ -76,7 +70,7 @@ class RetentionWalk(SQLModel, table=True):
     for a shorter time than most."""
 
     __tablename__ = "retention_walks"
-    __table_args__ = (sa.Index("retention_walks_due", "due_at"),)
+    __table_args__ = (index("retention_walks_due", "due_at"),)
 
     queue: str = primary()
     # The shortest time for which it keeps a job: no younger one is looked at.
@@ -91,7 +85,7 @@ class Schedule(SQLModel, table=True):
     """A periodic job. `job` is a submission as it was sent; `next_at` is the tick to come."""
 
     __tablename__ = "schedules"
-    __table_args__ = (sa.Index("schedules_next", "next_at"),)
+    __table_args__ = (index("schedules_next", "next_at"),)
 
     name: str = primary()
     tenant: str = text(null=False)
@@ -111,9 +105,7 @@ class BulkOperation(SQLModel, table=True):
     """One verb for all jobs that match a filter, done in small steps; `after_id` is how far it got."""
 
     __tablename__ = "bulk_operations"
-    __table_args__ = (
-        sa.Index("bulk_operations_running", "updated_at", postgresql_where=sa.text("state = 'running'")),
-    )
+    __table_args__ = (index("bulk_operations_running", "updated_at", "state = 'running'"),)
 
     id: str = primary(ID)
     tenant: str = text(null=False)
