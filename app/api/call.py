@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 
 from app.api.direct import read_body
-from app.api.headers import idempotency_key, trace_of
+from app.api.job_parameters import idempotency_key, trace_of
 from app.api.jobs import fingerprint_of
 from app.api.services import Services, tenant_of
 from app.dialects.protocol import Body, Dialect

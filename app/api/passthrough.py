@@ -19,8 +19,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.api import surfaces
-from app.api.body import release_body
 from app.api.call import Call, read_call
+from app.api.direct import release_body
 from app.api.jobs import cancel_job
 from app.api.open_streams import OpenStream, answering
 from app.api.services import Services, services_of

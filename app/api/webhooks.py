@@ -19,7 +19,7 @@ from app.jobs.ids import ID_LENGTH, is_id
 from app.jobs.submission import invalid
 from app.store import outbox
 from app.store.outbox import Delivery, DeliveryFilter
-from app.webhooks.message import delivery_id
+from app.webhooks.send import delivery_id
 
 routes = Routes("webhooks")
 Shape = TypeVar("Shape", bound=Document)

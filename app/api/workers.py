@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import job_documents as documents
-from app.api.batches import parse_batch
 from app.api.direct import encode, json_response, read_as, read_body
 from app.api.job_documents import ClaimedJobs, SettlementAnswer, SettlementAnswers
 from app.api.job_parameters import job_id_of
@@ -38,7 +37,7 @@ from app.errors import LeaseLost, NotFound
 from app.jobs import verbatim
 from app.jobs.ids import is_id
 from app.jobs.lanes import LLM_KINDS, kind_lane
-from app.jobs.shapes import decode
+from app.jobs.shapes import decode, parse_batch
 from app.jobs.states import State
 from app.jobs.submission import invalid
 from app.loops.off_loop import off_loop

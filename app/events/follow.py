@@ -16,7 +16,7 @@ import orjson
 from app.errors import InvalidRequest, NotFound, Unavailable
 from app.events.hub import Hub, Watch
 from app.events.live_output import LiveOutput, LiveOutputs, Part, width
-from app.jobs.results import completion
+from app.jobs.artifacts import completion
 from app.jobs.states import TERMINAL
 from app.store.database import Database
 from app.store.events import Event, Page, Want

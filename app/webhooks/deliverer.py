@@ -28,8 +28,7 @@ from app.store.database import Database
 from app.store.outbox import DueDelivery, Try, Wanted
 from app.telemetry import WEBHOOK_CIRCUITS, WEBHOOK_SECONDS, WEBHOOK_TRIES, WEBHOOKS_IN_FLIGHT
 from app.webhooks.circuit import OVERDUE_AT_ONCE, OVERDUE_SECONDS, Receiver
-from app.webhooks.message import MAX_RESULT_BYTES
-from app.webhooks.send import Sender, Verdict
+from app.webhooks.send import MAX_RESULT_BYTES, Sender, Verdict
 
 log = structlog.get_logger()
 
