@@ -16,6 +16,7 @@ from starlette.types import Scope as ASGIScope
 
 from app.api.job_documents import Artifact
 from app.api.job_parameters import JobIdInPath
+from app.api.jobs import existing_job
 from app.api.parameters import NameInPath, Server, Tenant
 from app.api.problems import problem_response
 from app.api.routes import ETAG, Answer, AnswerHeader, Content, Reply, Routes, Scope
@@ -27,7 +28,6 @@ from app.store import artifacts as store
 from app.store.artifacts import NewArtifact
 from app.store.changes import Changes
 from app.store.job import Job
-from app.store.read import get_job
 from app.telemetry import ARTIFACT_BYTES
 
 routes = Routes("artifacts")
@@ -269,10 +269,7 @@ async def _find(services: Services, job_id: str, name: str, tenant: str) -> Foun
     if row is not None:
         data = row.data if row.content is None else row.content.encode()
         return Found(row.content_type, row.size, row.etag or f'"{row.size}"', data, row.location)
-    job = await get_job(services.database, job_id, tenant)
-    if job is None:
-        raise NotFound("There is no such job.")
-    text, content_type = _of_result(job, name)
+    text, content_type = _of_result(await existing_job(services, job_id, tenant), name)
     if text is None:
         raise NotFound("There is no such artifact.")
     data = text.encode()

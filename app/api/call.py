@@ -14,7 +14,7 @@ from app.dialects.protocol import Body, Dialect
 from app.dialects.shapes import Kind
 from app.errors import InvalidRequest
 from app.jobs import verbatim
-from app.jobs.submission import TEN_YEARS, Extensions, NewJob, is_name, new_llm_job
+from app.jobs.submission import TEN_YEARS, Extensions, NewJob, is_name, new_job
 from app.loops.off_loop import off_loop
 
 
@@ -41,7 +41,7 @@ async def read_call(request: Request, services: Services, kind: Kind, dialect: D
         priority=_priority(request),
         deadline_seconds=_deadline(request),
     )
-    job = new_llm_job(tenant_of(request), fields, body.decode(), asked.model, asked.runner_options)
+    job = new_job(tenant_of(request), fields, body.decode(), asked.model, asked.runner_options)
     trace = trace_of(request)
     job.request_id, job.traceparent, job.tracestate = trace.request_id, trace.traceparent, trace.tracestate
     job.interactive = True

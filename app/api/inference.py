@@ -1,6 +1,5 @@
 """What the routes of the synchronous surfaces have in common: one declaration for all of them."""
 
-from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -10,7 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api.parameters import NAME_PATTERN
+from app.api.passthrough import answer
 from app.api.routes import JSON, AnswerHeader, Content, Errors, Reply, Routes, Scope
+from app.dialects.protocol import Dialect
+from app.dialects.shapes import Kind
 
 _WORDS = {
     400: "The body or a header is malformed",
@@ -73,18 +75,20 @@ def _extensions(
     """Foreman's own, as headers: what clients of these surfaces can set. Read in app/api/passthrough.py."""
 
 
-Handle = Callable[[Request], Awaitable[Response]]
-
-
-def inference(routes: Routes, path: str, summary: str, *streams_as: str) -> Callable[[Handle], Handle]:
+def inference(routes: Routes, dialect: Dialect, kind: Kind, path: str, summary: str) -> None:
     """A route that asks a model something."""
+
+    async def ask(request: Request) -> Response:
+        return await answer(request, kind, dialect)
+
+    ask.__name__ = "_".join(path.split("/")[2:])
     answered = Reply(
         "The answer, whole or as it comes",
         AnyDocument,
         (AnswerHeader("X-Foreman-Job-Id", "The job behind this answer."),),
-        streams_as=streams_as,
+        streams_as=() if kind == "embed" else (dialect.stream_type,),
     )
-    return routes.post(
+    declare = routes.post(
         path,
         Scope.JOBS_WRITE,
         summary,
@@ -94,3 +98,4 @@ def inference(routes: Routes, path: str, summary: str, *streams_as: str) -> Call
         errors=(400, 404, 413, 429, 500, 503, 504),
         hot=True,
     )
+    declare(ask)

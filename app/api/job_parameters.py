@@ -132,19 +132,29 @@ States = Annotated[
 ]
 
 
-def encode_cursor(job_id: str) -> str:
-    return base64.urlsafe_b64encode(b"1:" + job_id.encode()).decode().rstrip("=")
+def encode_cursor(last: str) -> str:
+    """Opaque to whoever gets it: what was shown last."""
+    return base64.urlsafe_b64encode(b"1:" + last.encode()).decode().rstrip("=")
 
 
 def decode_cursor(cursor: str) -> str:
     try:
-        version, _, job_id = (
-            base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode().partition(":")
-        )
+        version, _, last = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode().partition(":")
     except (binascii.Error, ValueError) as problem:
-        raise invalid("cursor", "is not a cursor of ours") from problem
-    if version != "1" or not is_id(job_id):
-        raise invalid("cursor", "is not a cursor of ours")
+        raise bad_cursor() from problem
+    if version != "1":
+        raise bad_cursor()
+    return last
+
+
+def bad_cursor() -> InvalidRequest:
+    return invalid("cursor", "is not a cursor of ours")
+
+
+def _last_job(cursor: str) -> str:
+    job_id = decode_cursor(cursor)
+    if not is_id(job_id):
+        raise bad_cursor()
     return job_id
 
 
@@ -168,9 +178,7 @@ async def _filter(
     until: Annotated[
         datetime | None, _moment("until"), Query(description="Created before this moment.")
     ] = None,
-    cursor: Annotated[
-        str | None, BeforeValidator(decode_cursor), Query(description="From next_cursor.")
-    ] = None,
+    cursor: Annotated[str | None, BeforeValidator(_last_job), Query(description="From next_cursor.")] = None,
 ) -> Filter:
     query = request.query_params
     metadata = {name.removeprefix(METADATA): query[name] for name in query if name.startswith(METADATA)}

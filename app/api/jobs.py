@@ -312,7 +312,7 @@ async def cancel_job(
 async def retry(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document:
     changes = await control.revive(server.database, [job_id], tenant)
     if not changes.answers:
-        job = await _existing(server, job_id, tenant)
+        job = await existing_job(server, job_id, tenant)
         raise InvalidTransition(
             f"Only a failed job can be retried; this one is {job.state}.", state=job.state
         )
@@ -332,14 +332,14 @@ async def retry(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document
 async def delete(server: Server, tenant: Tenant, job_id: JobIdInPath) -> None:
     changes = await control.delete(server.database, [job_id], tenant)
     if not changes.answers:
-        job = await _existing(server, job_id, tenant)
+        job = await existing_job(server, job_id, tenant)
         raise InvalidTransition(
             f"Only a job that has ended can be deleted; this one is {job.state}.", state=job.state
         )
     server.hub.announce(changes)
 
 
-async def _existing(services: Services, job_id: str, tenant: str) -> Job:
+async def existing_job(services: Services, job_id: str, tenant: str) -> Job:
     job = await read.get_job(services.database, job_id, tenant)
     if job is None:
         raise NotFound("There is no such job.")
@@ -347,7 +347,7 @@ async def _existing(services: Services, job_id: str, tenant: str) -> Job:
 
 
 async def read_document(services: Services, job_id: str, tenant: str) -> Document:
-    return await _live_document(services, await _existing(services, job_id, tenant))
+    return await _live_document(services, await existing_job(services, job_id, tenant))
 
 
 async def _live_document(services: Services, job: Job) -> Document:

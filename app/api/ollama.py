@@ -9,7 +9,6 @@ from app.api import surfaces
 from app.api.direct import read_body
 from app.api.inference import OLLAMA_ERRORS, AnyDocument, inference
 from app.api.parameters import Server
-from app.api.passthrough import answer
 from app.api.routes import Content, Reply, Routes, Scope
 from app.api.services import Services
 from app.dialects import DIALECTS
@@ -33,24 +32,10 @@ def inventories(services: Services) -> list[Inventory]:
     return [ECHO_INVENTORY] if services.targets.is_empty else services.targets.inventories
 
 
-@inference(routes, "/api/chat", "Chat, as Ollama does", DIALECT.stream_type)
-async def chat(request: Request) -> Response:
-    return await answer(request, "chat", DIALECT)
-
-
-@inference(routes, "/api/generate", "Generate, as Ollama does", DIALECT.stream_type)
-async def generate(request: Request) -> Response:
-    return await answer(request, "generate", DIALECT)
-
-
-@inference(routes, "/api/embed", "Embed, as Ollama does")
-async def embed(request: Request) -> Response:
-    return await answer(request, "embed", DIALECT)
-
-
-@inference(routes, "/api/embeddings", "Embed one prompt, as Ollama used to")
-async def embeddings(request: Request) -> Response:
-    return await answer(request, "embed", DIALECT)
+inference(routes, DIALECT, "chat", "/api/chat", "Chat, as Ollama does")
+inference(routes, DIALECT, "generate", "/api/generate", "Generate, as Ollama does")
+inference(routes, DIALECT, "embed", "/api/embed", "Embed, as Ollama does")
+inference(routes, DIALECT, "embed", "/api/embeddings", "Embed one prompt, as Ollama used to")
 
 
 @routes.get(

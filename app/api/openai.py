@@ -10,7 +10,6 @@ from app.api import surfaces
 from app.api.inference import OPENAI_ERRORS, AnyDocument, inference
 from app.api.ollama import inventories
 from app.api.parameters import Server
-from app.api.passthrough import answer
 from app.api.routes import Reply, Routes, Scope
 from app.dialects import DIALECTS
 from app.targets.inventory import merged_models, model_entry
@@ -18,20 +17,9 @@ from app.targets.inventory import merged_models, model_entry
 DIALECT = DIALECTS["openai"]
 routes = Routes(DIALECT.name, OPENAI_ERRORS)
 
-
-@inference(routes, "/v1/chat/completions", "Chat, as OpenAI does", DIALECT.stream_type)
-async def chat_completions(request: Request) -> Response:
-    return await answer(request, "chat", DIALECT)
-
-
-@inference(routes, "/v1/completions", "Complete, as OpenAI does", DIALECT.stream_type)
-async def completions(request: Request) -> Response:
-    return await answer(request, "generate", DIALECT)
-
-
-@inference(routes, "/v1/embeddings", "Embed, as OpenAI does")
-async def embeddings(request: Request) -> Response:
-    return await answer(request, "embed", DIALECT)
+inference(routes, DIALECT, "chat", "/v1/chat/completions", "Chat, as OpenAI does")
+inference(routes, DIALECT, "generate", "/v1/completions", "Complete, as OpenAI does")
+inference(routes, DIALECT, "embed", "/v1/embeddings", "Embed, as OpenAI does")
 
 
 @routes.get("/v1/models", Scope.JOBS_READ, "The models of all targets", "The models, as OpenAI lists them")

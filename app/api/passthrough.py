@@ -28,7 +28,7 @@ from app.dialects.framing import SSE_KEEP_ALIVE
 from app.dialects.protocol import AnswerWriter, Dialect
 from app.dialects.shapes import Kind
 from app.errors import ForemanError, Unavailable
-from app.events.follow import Ended, Ending, Followed, Follower, Output, Restarted
+from app.events.follow import Ended, Followed, Follower, Output, Restarted
 from app.events.frames import ENDINGS, FAILED
 from app.jobs.states import LIVE
 from app.store.events import NewEvent, Want
@@ -140,14 +140,14 @@ class Waiting(Response):
                         # Nothing was sent yet: the new answer is as good.
                         await self._tell(self._follow(self._job_id))
                     return
-                case Ended(job=job):
+                case Ended():
                     self._ended = True
-                    await self._last_words(writer, job)
+                    await self._last_words(writer, each)
                     return
                 case _:
                     await self._keep_alive(writer)
 
-    async def _last_words(self, writer: AnswerWriter, job: Ending) -> None:
+    async def _last_words(self, writer: AnswerWriter, job: Ended) -> None:
         call, dialect = self._call, self._call.dialect
         PASSTHROUGH.labels(dialect.name, job.state).inc()
         if job.state != "done":
@@ -247,7 +247,7 @@ def _later(work: Any) -> None:
     task.add_done_callback(_TASKS.discard)
 
 
-def _what_went_wrong(job: Ending) -> tuple[int, str, str | None]:
+def _what_went_wrong(job: Ended) -> tuple[int, str, str | None]:
     if job.state in LIVE:
         return 503, CLOSING, "unavailable"
     if job.state != "failed":

@@ -164,7 +164,7 @@ _settling_route("defer", "loading, working → queued later; no attempt spent", 
 async def _settle_one(services: Services, job_id: str, verb: str, wanted: Any, body: bytes) -> msgspec.Struct:
     match wanted:
         case HeartbeatRequest():
-            leases = await services.leases.renew([(job_id, wanted.lease_token)], [wanted.lease_seconds])
+            leases = await services.leases.renew([(job_id, wanted.lease_token, wanted.lease_seconds)])
             lease = leases.get(job_id)
             if lease is None:
                 raise await _lost(services, job_id, verb)
@@ -282,8 +282,7 @@ async def _settle_wave(services: Services, entries: Sequence[_Entry]) -> list[Se
         answers |= {each.job_id: _settled_answer(each) for each in settled}
     if beats:
         leases = await services.leases.renew(
-            [(each.job_id, each.wanted.lease_token) for each in beats],
-            [each.wanted.lease_seconds for each in beats],
+            [(each.job_id, each.wanted.lease_token, each.wanted.lease_seconds) for each in beats]
         )
         for each in beats:
             lease = leases.get(each.job_id)
