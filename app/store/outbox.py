@@ -140,7 +140,7 @@ WITH {_BEFOREHAND}
 )
 , claimed AS (
     UPDATE deliveries AS d SET leased_until = now() + $6 * interval '1 second'
-    FROM assigned WHERE {_is("seated")} AND assigned.place <= assigned.room
+    FROM assigned WHERE {_is("assigned")} AND assigned.place <= assigned.room
     RETURNING d.*
 )
 """ + _CONTENT.replace("{largest}", "$7")
