@@ -1,6 +1,7 @@
 """create_app: the parts of app/foreman.py behind the routes of app/api."""
 
 import functools
+from importlib import import_module
 from typing import Any
 
 from fastapi import FastAPI
@@ -17,8 +18,6 @@ from app.api import (
     feed,
     health,
     jobs,
-    ollama,
-    openai,
     queues,
     schedules,
     stream,
@@ -33,6 +32,7 @@ from app.api.mount import mounted
 from app.api.problems import handle_foreman_error, handle_http_exception, handle_invalid_parameters
 from app.api.worker_schemas import ReportedUsage
 from app.config import Settings, listed
+from app.dialects import DIALECTS
 from app.errors import ForemanError
 from app.foreman import Foreman
 
@@ -52,8 +52,8 @@ ROUTES = [
     *bulk.routes,
     *schedules.routes,
     *targets.routes,
-    *ollama.routes,
-    *openai.routes,
+    # The surface of a dialect stands in the module of its name.
+    *(route for name in DIALECTS for route in import_module(f"app.api.{name}").routes),
     *health.routes,
 ]
 

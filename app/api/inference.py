@@ -75,20 +75,16 @@ def _extensions(
     """Foreman's own, as headers: what clients of these surfaces can set. Read in app/api/passthrough.py."""
 
 
-def inference(routes: Routes, dialect: Dialect, kind: Kind, path: str, summary: str) -> None:
-    """A route that asks a model something."""
-
-    async def ask(request: Request) -> Response:
-        return await answer(request, kind, dialect)
-
-    ask.__name__ = "_".join(path.split("/")[2:])
+def asks(routes: Routes, dialect: Dialect, path: str, kind: Kind, summary: str) -> None:
+    """Declares a route that asks a model something."""
     answered = Reply(
         "The answer, whole or as it comes",
         AnyDocument,
         (AnswerHeader("X-Foreman-Job-Id", "The job behind this answer."),),
         streams_as=() if kind == "embed" else (dialect.stream_type,),
     )
-    declare = routes.post(
+
+    @routes.post(
         path,
         Scope.JOBS_WRITE,
         summary,
@@ -98,4 +94,8 @@ def inference(routes: Routes, dialect: Dialect, kind: Kind, path: str, summary: 
         errors=(400, 404, 413, 429, 500, 503, 504),
         hot=True,
     )
-    declare(ask)
+    async def asked(request: Request) -> Response:
+        return await answer(request, kind, dialect)
+
+    # What clients made from the document call it.
+    asked.__name__ = path.removeprefix(dialect.path_prefix).replace("/", "_")

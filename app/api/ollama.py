@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from app.api import surfaces
 from app.api.direct import read_body
-from app.api.inference import OLLAMA_ERRORS, AnyDocument, inference
+from app.api.inference import OLLAMA_ERRORS, AnyDocument, asks
 from app.api.parameters import Server
 from app.api.routes import Content, Reply, Routes, Scope
 from app.api.services import Services
@@ -32,10 +32,10 @@ def inventories(services: Services) -> list[Inventory]:
     return [ECHO_INVENTORY] if services.targets.is_empty else services.targets.inventories
 
 
-inference(routes, DIALECT, "chat", "/api/chat", "Chat, as Ollama does")
-inference(routes, DIALECT, "generate", "/api/generate", "Generate, as Ollama does")
-inference(routes, DIALECT, "embed", "/api/embed", "Embed, as Ollama does")
-inference(routes, DIALECT, "embed", "/api/embeddings", "Embed one prompt, as Ollama used to")
+asks(routes, DIALECT, "/api/chat", "chat", "Chat, as Ollama does")
+asks(routes, DIALECT, "/api/generate", "generate", "Generate, as Ollama does")
+asks(routes, DIALECT, "/api/embed", "embed", "Embed, as Ollama does")
+asks(routes, DIALECT, "/api/embeddings", "embed", "Embed one prompt, as Ollama used to")
 
 
 @routes.get(

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import surfaces
-from app.api.inference import OPENAI_ERRORS, AnyDocument, inference
+from app.api.inference import OPENAI_ERRORS, AnyDocument, asks
 from app.api.ollama import inventories
 from app.api.parameters import Server
 from app.api.routes import Reply, Routes, Scope
@@ -17,9 +17,10 @@ from app.targets.inventory import merged_models, model_entry
 DIALECT = DIALECTS["openai"]
 routes = Routes(DIALECT.name, OPENAI_ERRORS)
 
-inference(routes, DIALECT, "chat", "/v1/chat/completions", "Chat, as OpenAI does")
-inference(routes, DIALECT, "generate", "/v1/completions", "Complete, as OpenAI does")
-inference(routes, DIALECT, "embed", "/v1/embeddings", "Embed, as OpenAI does")
+
+asks(routes, DIALECT, "/v1/chat/completions", "chat", "Chat, as OpenAI does")
+asks(routes, DIALECT, "/v1/completions", "generate", "Complete, as OpenAI does")
+asks(routes, DIALECT, "/v1/embeddings", "embed", "Embed, as OpenAI does")
 
 
 @routes.get("/v1/models", Scope.JOBS_READ, "The models of all targets", "The models, as OpenAI lists them")

@@ -10,6 +10,7 @@ from app.dialects import DialectName
 from app.jobs.queue_settings import QueueSettings
 from app.jobs.shapes import Count, JobId, Moment, Number
 from app.jobs.submission import Name
+from app.store.census import Gate
 from app.store.usage import Usage
 from app.store.workers import Worker as KnownWorker
 from app.targets.config import Origin, Slots, Tags, TargetUrl, WakeAction
@@ -63,9 +64,6 @@ class Rates(msgspec.Struct, kw_only=True):
     enqueued_per_second: Number
     done_per_second: Number
     failed_per_second: Number
-
-
-Gate = Literal["paused", "max_running", "rate", "key"]
 
 
 class Queue(QueueSettings, frozen=True, kw_only=True, omit_defaults=False, forbid_unknown_fields=False):

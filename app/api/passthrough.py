@@ -7,7 +7,9 @@ still has its status; after the first byte it comes in-band, and every stream en
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -19,18 +21,21 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.api import surfaces
-from app.api.call import Call, read_call
-from app.api.direct import release_body
-from app.api.jobs import cancel_job
+from app.api.direct import read_body, release_body
+from app.api.job_parameters import idempotency_key, trace_of
+from app.api.jobs import cancel_job, fingerprint_of
 from app.api.open_streams import OpenStream, answering
-from app.api.services import Services, services_of
+from app.api.services import Services, services_of, tenant_of
 from app.dialects.framing import SSE_KEEP_ALIVE
-from app.dialects.protocol import AnswerWriter, Dialect
+from app.dialects.protocol import AnswerWriter, Body, Dialect
 from app.dialects.shapes import Kind
-from app.errors import ForemanError, Unavailable
+from app.errors import ForemanError, InvalidRequest, Unavailable
 from app.events.follow import Ended, Followed, Follower, Output, Restarted
 from app.events.frames import ENDINGS, FAILED
+from app.jobs import verbatim
 from app.jobs.states import LIVE
+from app.jobs.submission import TEN_YEARS, Extensions, NewJob, is_name, new_job
+from app.loops.off_loop import off_loop
 from app.store.events import NewEvent, Want
 from app.store.idempotency import Receipt, Submission
 from app.targets.config import ECHO_NAME
@@ -52,7 +57,7 @@ async def answer(request: Request, kind: Kind, dialect: Dialect) -> Response:
     """The whole of a synchronous call."""
     services = services_of(request)
     try:
-        call = await read_call(request, services, kind, dialect)
+        call = await _read_call(request, services, kind, dialect)
         if not await _is_known(services, call.job.model or ""):
             return surfaces.unknown_model(dialect, call.job.model or "")
     except ForemanError as problem:
@@ -64,6 +69,86 @@ async def _is_known(services: Services, model: str) -> bool:
     if services.targets.is_empty:
         return model.removesuffix(":latest") == ECHO_NAME
     return not (await services.targets.serving_surely(model)).is_unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A synchronous call that was read and found sound."""
+
+    job: NewJob
+    kind: Kind
+    dialect: Dialect
+    streams: bool
+    include_usage: bool
+    cancels: bool
+    key: str | None
+    fingerprint: bytes | None
+
+
+async def _read_call(request: Request, services: Services, kind: Kind, dialect: Dialect) -> Call:
+    body = await read_body(request)
+    asked = await off_loop(len(body), _parse, body, kind, dialect, services.settings.max_json_depth)
+    fields = Extensions(
+        kind=kind,
+        queue=_queue(request),
+        priority=_priority(request),
+        deadline_seconds=_deadline(request),
+    )
+    job = new_job(tenant_of(request), fields, body.decode(), asked.model, asked.runner_options)
+    trace = trace_of(request)
+    job.request_id, job.traceparent, job.tracestate = trace.request_id, trace.traceparent, trace.tracestate
+    job.interactive = True
+    job.dialect = dialect.name
+    key = idempotency_key(request)
+    return Call(
+        job,
+        kind,
+        dialect,
+        streams=dialect.asks_to_stream(kind, asked.stream),
+        include_usage=asked.wants_usage,
+        cancels=_cancels(request),
+        key=key,
+        fingerprint=None if key is None else await fingerprint_of(request, body),
+    )
+
+
+def _parse(body: bytes, kind: Kind, dialect: Dialect, max_depth: int) -> Body:
+    verbatim.members(body, max_depth)
+    return dialect.read_body(kind, body)
+
+
+def _priority(request: Request) -> int:
+    given = request.headers.get("x-foreman-priority")
+    if given is None:
+        return 0
+    if not re.fullmatch(r"[+-]?[0-9]{1,3}", given.strip()) or not -100 <= int(given) <= 100:
+        raise InvalidRequest("X-Foreman-Priority must be a number from -100 to 100")
+    return int(given)
+
+
+def _queue(request: Request) -> str:
+    given = request.headers.get("x-foreman-queue", "default")
+    if not is_name(given):
+        raise InvalidRequest("X-Foreman-Queue is not the name of a queue")
+    return given
+
+
+def _deadline(request: Request) -> float | None:
+    given = request.headers.get("x-foreman-deadline-seconds")
+    if given is None:
+        return None
+    with contextlib.suppress(ValueError):
+        seconds = float(given)
+        if 0 < seconds <= TEN_YEARS:
+            return seconds
+    raise InvalidRequest("X-Foreman-Deadline-Seconds must be a number of seconds above 0")
+
+
+def _cancels(request: Request) -> bool:
+    given = request.headers.get("x-foreman-on-disconnect", "cancel").strip().lower()
+    if given not in {"cancel", "continue"}:
+        raise InvalidRequest("X-Foreman-On-Disconnect must be cancel or continue")
+    return given == "cancel"
 
 
 class Waiting(Response):

@@ -1,11 +1,11 @@
 """/queues: settings, counts, ages and rates; pause and resume; who holds a key."""
 
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import orjson
 from fastapi import Depends, Path
 
-from app.api.operator_documents import Ages, Counts, Gate, Held, Queues, Rates
+from app.api.operator_documents import Ages, Counts, Held, Queues, Rates
 from app.api.operator_documents import Queue as Document
 from app.api.parameters import JsonBody, Server, name_or
 from app.api.routes import Answer, Reply, Routes, Scope
@@ -124,7 +124,7 @@ def _document(services: Services, row: queues.Queue, count: QueueCount | None) -
             key_busy=count.held["key"],
             waiting_for=count.held["waiting_for"],
         ),
-        gated_by=cast(Gate | None, count.gated_by(load_settings(row.settings), paused=paused)),
+        gated_by=count.gated_by(load_settings(row.settings), paused=paused),
         ages=Ages(
             oldest_queued_seconds=count.oldest_queued_seconds,
             oldest_running_seconds=count.oldest_running_seconds,

@@ -1,6 +1,6 @@
 """foreman keys: API keys."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -28,13 +28,9 @@ def create(
     expires: Annotated[str | None, typer.Option(help="After 12h, 30d …")] = None,
 ) -> None:
     """Make a key. It is shown once."""
-    body: dict[str, Any] = {"name": name}
-    if scope:
-        body["scopes"] = scope
-    if tenant:
-        body["tenant"] = tenant
-    if expires:
-        body["expires_in_seconds"] = seconds(expires, "--expires")
+    lifetime = seconds(expires or None, "--expires")
+    given = {"scopes": scope or None, "tenant": tenant or None, "expires_in_seconds": lifetime}
+    body = {"name": name} | {field: value for field, value in given.items() if value is not None}
     answer = session.call("POST", "/keys", body=body)
     if session.out.as_json:
         session.out.json(answer)

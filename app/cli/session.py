@@ -174,18 +174,15 @@ def exit_codes() -> Iterator[None]:
         raise typer.Exit(ExitCode.DONE) from None
 
 
-_EXIT_CODES: tuple[tuple[type[fc.ForemanError], ExitCode], ...] = (
-    (fc.JobUnsuccessful, ExitCode.JOB_UNSUCCESSFUL),
-    (fc.WaitTimeout, ExitCode.TIMED_OUT),
-    (fc.Unreachable, ExitCode.UNREACHABLE),
-    (fc.Unavailable, ExitCode.UNREACHABLE),
-    (fc.Unauthorized, ExitCode.UNAUTHORIZED),
-    (fc.Forbidden, ExitCode.UNAUTHORIZED),
-    (fc.NotFound, ExitCode.NOT_FOUND),
-    (fc.Conflict, ExitCode.CONFLICT),
-    (fc.QueueFull, ExitCode.TOO_MUCH),
-    (fc.RateLimited, ExitCode.TOO_MUCH),
-)
+_EXIT_CODES: dict[ExitCode, tuple[type[fc.ForemanError], ...]] = {
+    ExitCode.JOB_UNSUCCESSFUL: (fc.JobUnsuccessful,),
+    ExitCode.TIMED_OUT: (fc.WaitTimeout,),
+    ExitCode.UNREACHABLE: (fc.Unreachable, fc.Unavailable),
+    ExitCode.UNAUTHORIZED: (fc.Unauthorized, fc.Forbidden),
+    ExitCode.NOT_FOUND: (fc.NotFound,),
+    ExitCode.CONFLICT: (fc.Conflict,),
+    ExitCode.TOO_MUCH: (fc.QueueFull, fc.RateLimited),
+}
 
 
 def exit_code_of(error: Exception) -> ExitCode:
@@ -193,4 +190,4 @@ def exit_code_of(error: Exception) -> ExitCode:
         return error.code
     if type(error) is fc.ApiError:
         return ExitCode.UNREACHABLE  # a 500: it answered, but not as a server should
-    return next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), ExitCode.USAGE)
+    return next((code for code, kinds in _EXIT_CODES.items() if isinstance(error, kinds)), ExitCode.USAGE)

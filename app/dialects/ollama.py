@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from app.dialects.neutral import Delta, End, Message, Part, Request, ToolCall, data_of, data_uri
-from app.dialects.protocol import AnswerReader, AnswerWriter, Body, Dialect, Fold, Loading, Question
-from app.dialects.runner import RunnerOptions, runner_options
+from app.dialects.protocol import AnswerReader, AnswerWriter, Body, Dialect, Fold, Loading, Question, Told
+from app.dialects.runner import RunnerOptions, runner_options, unloads
 from app.dialects.shapes import (
     Frame,
     GarbledAnswer,
@@ -132,8 +132,11 @@ class OllamaWriter(AnswerWriter):
 
     def say(self, part: Part, at: datetime) -> Frame:
         if isinstance(part, str):
-            return {**saying(self._kind, self._model, at, part), "done": False}
-        return {**saying(self._kind, self._model, at, ""), **part, "done": False}
+            frame = saying(self._kind, self._model, at, part)
+        else:
+            frame = {**saying(self._kind, self._model, at, ""), **part}
+        frame["done"] = False
+        return frame
 
     def ending(self, result: Mapping[str, Any], at: datetime) -> list[Frame]:
         figures = {name: value for name, value in result.items() if name not in _NOT_FIGURES}
@@ -245,7 +248,7 @@ class Ollama(Dialect):
     def only_loads(self, kind: Kind, body: Mapping[str, Any]) -> Loading | None:
         if kind == "embed" or body.get("messages" if kind == "chat" else "prompt"):
             return None
-        return "unload" if "keep_alive" in body and _is_zero(body["keep_alive"]) else "load"
+        return "unload" if "keep_alive" in body and unloads(body["keep_alive"]) else "load"
 
     def loading_answer(self, kind: Kind, model: str, at: datetime, reason: Loading) -> Frame:
         return {**saying(kind, model, at, ""), "done": True, "done_reason": reason}
@@ -256,7 +259,7 @@ class Ollama(Dialect):
         options = runner_options(as_dict(body.get("options")))
         if options:
             load["options"] = options
-        if body.get("keep_alive") is not None and not _is_zero(body["keep_alive"]):
+        if body.get("keep_alive") is not None and not unloads(body["keep_alive"]):
             load["keep_alive"] = body["keep_alive"]
         return load
 
@@ -290,9 +293,7 @@ class Ollama(Dialect):
     def error(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> Frame:
         return {"error": message}
 
-    def read_inventory(
-        self, answers: Mapping[str, Frame | None]
-    ) -> tuple[list[Frame], list[Frame], str | None]:
+    def read_inventory(self, answers: Mapping[str, Frame | None]) -> Told:
         models = as_dict(answers["/api/tags"]).get("models")
         if not isinstance(models, list):
             raise GarbledAnswer("/api/tags answered no list of models")
@@ -395,10 +396,3 @@ def _written_time(at: datetime) -> str:
 
 def _moment(seconds: int) -> str:
     return _written_time(datetime.fromtimestamp(seconds, UTC))
-
-
-def _is_zero(keep_alive: Any) -> bool:
-    if isinstance(keep_alive, str):
-        digits = keep_alive.strip("+-0.hmsuµn ")
-        return bool(keep_alive.strip()) and not digits and "0" in keep_alive
-    return isinstance(keep_alive, int | float) and keep_alive == 0

@@ -15,8 +15,7 @@ from app.dialects.openai_answers import (
     part_of,
     write_call,
 )
-from app.dialects.options import options_from_sampling, sampling_from_options
-from app.dialects.protocol import Body, Dialect, Question
+from app.dialects.protocol import Body, Dialect, Question, Told
 from app.dialects.shapes import (
     Frame,
     GarbledAnswer,
@@ -58,6 +57,26 @@ _EFFORT_TO_THINK: dict[str, bool | str] = {
 _ROLES = {"developer": "system", "function": "tool"}
 
 
+# Sampling stands at the top of a body, where Ollama keeps it in `options`. One name in both:
+_SHARED_OPTIONS = ("temperature", "top_p", "seed", "stop", "frequency_penalty", "presence_penalty")
+
+# Not OpenAI's own, but llama.cpp and its relatives take them under Ollama's names. Passed on rather than
+# dropped: a sampler that was silently ignored is worse than a target that says it does not know the word.
+_LLAMA_OPTIONS = (
+    "top_k",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "repeat_last_n",
+    "mirostat",
+    "mirostat_tau",
+    "mirostat_eta",
+)
+
+# What OpenAI documents as its defaults. Ollama's own differ, and its /v1 surface fills these in as well.
+_DEFAULT_OPTIONS = {"temperature": 1.0, "top_p": 1.0}
+
+
 class OpenAI(Dialect):
     name = "openai"
     path_prefix = "/v1/"
@@ -88,12 +107,13 @@ class OpenAI(Dialect):
             request.extras = without_nulls({name: body.get(name) for name in _EMBED_EXTRAS})
             return request
         request.extras = without_nulls({name: body.get(name) for name in _EXTRAS})
-        request.options = options_from_sampling(body)
+        request.options = _read_options(body)
         request.format = _read_format(as_dict(body.get("response_format")))
         request.think = _read_effort(body)
         request.stream = body.get("stream") is True
         if kind == "chat":
-            request.messages = _read_messages(as_list(body.get("messages")))
+            names: dict[str, str] = {}
+            request.messages = [_read_message(as_dict(each), names) for each in as_list(body.get("messages"))]
             request.tools = _chosen_tools(body)
             wanted = {"logprobs": True, "top_logprobs": body.get("top_logprobs")}
             request.logprobs = without_nulls(wanted) if body.get("logprobs") else {}
@@ -109,10 +129,12 @@ class OpenAI(Dialect):
         if request.messages is None:
             body |= {"prompt": request.prompt, **without_nulls({"suffix": request.suffix})}
         else:
-            body |= {"messages": _write_messages(request.messages), **request.logprobs}
+            conversation = CallIds(request.messages)
+            messages = [_write_message(message, conversation) for message in request.messages]
+            body |= {"messages": messages, **request.logprobs}
             body |= {"tools": request.tools} if request.tools else {}
             body |= {} if request.think is None else {"reasoning_effort": _write_effort(request.think)}
-        body |= sampling_from_options(request.options)
+        body |= _write_options(request.options)
         body |= {"response_format": _write_format(request.format)} if request.format else {}
         usage = {"stream_options": {"include_usage": True}} if request.stream else {}
         return body | {"stream": request.stream, **usage}
@@ -157,9 +179,7 @@ class OpenAI(Dialect):
         kind = _ERROR_TYPES.get(status, fallback)
         return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
-    def read_inventory(
-        self, answers: Mapping[str, Frame | None]
-    ) -> tuple[list[Frame], list[Frame], str | None]:
+    def read_inventory(self, answers: Mapping[str, Frame | None]) -> Told:
         models = as_dict(answers["/v1/models"]).get("data")
         if not isinstance(models, list):
             raise GarbledAnswer("/v1/models answered no list of models")
@@ -178,11 +198,6 @@ class OpenAI(Dialect):
 
     def models_list(self, entries: list[Frame]) -> Frame:
         return {"object": "list", "data": entries}
-
-
-def _read_messages(messages: list[Any]) -> list[Message]:
-    names: dict[str, str] = {}
-    return [_read_message(as_dict(each), names) for each in messages]
 
 
 def _read_message(message: Frame, names: dict[str, str]) -> Message:
@@ -214,11 +229,6 @@ def _read_content(content: Any) -> tuple[str, list[str]]:
             case other:
                 raise UntranslatableRequest(f"content of type {other!r} is not supported by this target")
     return "\n".join(texts), images
-
-
-def _write_messages(messages: list[Message]) -> list[Frame]:
-    conversation = CallIds(messages)
-    return [_write_message(message, conversation) for message in messages]
 
 
 def _write_message(message: Message, conversation: CallIds) -> Frame:
@@ -285,6 +295,35 @@ def _write_effort(think: bool | str) -> str:
     if isinstance(think, str):
         return think
     return "medium" if think else "none"
+
+
+def _write_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Ollama's `options` as top-level fields of an OpenAI body. Runner options have no counterpart."""
+    given = without_nulls(options or {})
+    sampling = {name: given[name] for name in (*_SHARED_OPTIONS, *_LLAMA_OPTIONS) if name in given}
+    limit = given.get("num_predict")
+    # Zero and below mean "no limit" (-1) or "fill the context" (-2): OpenAI says that by saying nothing.
+    if isinstance(limit, int | float) and limit > 0:
+        sampling["max_tokens"] = int(limit)
+    return sampling
+
+
+def _read_options(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The top-level fields of an OpenAI body as Ollama's `options`.
+
+    An `options` object that a caller put into an OpenAI body (num_ctx, say) is taken as the base.
+    """
+    given = without_nulls(body)
+    options: dict[str, Any] = {**_DEFAULT_OPTIONS, **without_nulls(as_dict(body.get("options")))}
+    options.update({name: given[name] for name in (*_SHARED_OPTIONS, *_LLAMA_OPTIONS) if name in given})
+    if "repetition_penalty" in given:
+        options.setdefault("repeat_penalty", given["repetition_penalty"])
+    limit = given.get("max_completion_tokens", given.get("max_tokens"))
+    if limit is not None:
+        options["num_predict"] = limit
+    if isinstance(options.get("stop"), str):
+        options["stop"] = [options["stop"]]
+    return options
 
 
 def _chosen_tools(body: Frame) -> list[Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from app.dialects.neutral import Delta, End, Part, ToolCall
 from app.dialects.protocol import AnswerReader, AnswerWriter, Fold
-from app.dialects.shapes import Frame, Kind, as_count, as_dict, as_list, as_text
+from app.dialects.shapes import Frame, Kind, as_dict, as_list, as_text
 from app.dialects.toolcalls import CallAssembler, arguments_text
 from app.dialects.usage import Usage, from_milliseconds, tokens
 
@@ -44,6 +44,11 @@ def _said(choice: Frame) -> Frame:
     return as_dict(choice.get("delta")) or as_dict(choice.get("message"))
 
 
+def _index(choice: Frame) -> int:
+    index = choice.get("index")
+    return index if isinstance(index, int) else 0
+
+
 def _without_end(choice: Frame) -> Frame | None:
     """The choice as far as something is said in it."""
     spoken = {n: value for n, value in _said(choice).items() if n != "role" and value not in (None, "", [])}
@@ -78,14 +83,13 @@ class OpenAIReader(AnswerReader):
         self._first_output_at: datetime | None = None
         self._last_output_at = started_at
         self._figures: Frame = {}
-        self._begun: set[int] = set()
-        self._finished: set[int] = set()
+        # How each choice ended that has begun.
+        self._reasons: dict[int, Any] = {}
         self._calls = CallAssembler()
-        self._reason: str | None = None
 
     @property
     def complete(self) -> bool:
-        return bool(self._begun) and self._begun == self._finished
+        return bool(self._reasons) and all(self._reasons.values())
 
     def note(self, frame: Frame, at: datetime) -> None:
         for name in ("usage", "timings"):
@@ -93,32 +97,34 @@ class OpenAIReader(AnswerReader):
                 self._figures[name] = frame[name]
         for item in as_list(frame.get("choices")):
             choice = as_dict(item)
-            index = as_count(choice.get("index"))
-            self._begun.add(index)
-            if choice.get("finish_reason"):
-                self._finished.add(index)
+            index, reason = _index(choice), choice.get("finish_reason")
+            if reason or index not in self._reasons:
+                self._reasons[index] = reason
             if _has_output(choice):
                 self._first_output_at = self._first_output_at or at
                 self._last_output_at = at
 
     def deltas(self, frame: Frame) -> list[Delta]:
-        choices = map(as_dict, as_list(frame.get("choices")))
-        # The others have one answer where this one may have `n`.
-        return [self._delta(choice) for choice in choices if not choice.get("index")]
+        deltas = []
+        for item in as_list(frame.get("choices")):
+            choice = as_dict(item)
+            # The others have one answer where this one may have `n`.
+            if not choice.get("index"):
+                deltas.append(self._delta(choice))
+        return deltas
 
     def _delta(self, choice: Frame) -> Delta:
         said = _said(choice)
         if "tool_calls" in said:
             self._calls.add(as_list(said["tool_calls"]))
-        if choice.get("finish_reason"):
-            self._reason = as_text(choice["finish_reason"])
         text = as_text(said.get("content")) or as_text(said.get("refusal")) or as_text(choice.get("text"))
         thinking = as_text(said.get("reasoning_content")) or as_text(said.get("reasoning"))
         logprobs = choice.get("logprobs")
         return Delta(text, thinking, logprobs=as_list(as_dict(logprobs).get("content")) if logprobs else None)
 
     def end(self) -> End | None:
-        return None if self._reason is None else End(self._reason, self.usage(), self._calls.calls())
+        reason = self._reasons.get(0)
+        return End(as_text(reason), self.usage(), self._calls.calls()) if reason else None
 
     def usage(self) -> Usage:
         """Until the first output, and from there to the last."""
@@ -251,8 +257,7 @@ class OpenAIFold(Fold):
                 self._envelope[name] = value
         for item in as_list(frame.get("choices")):
             choice = as_dict(item)
-            index = choice.get("index")
-            index = index if isinstance(index, int) else 0
+            index = _index(choice)
             if index not in self._choices:
                 self._choices[index] = _Choice()
             self._choices[index].feed(choice)

@@ -21,6 +21,8 @@ from app.dialects.usage import Usage
 from app.errors import InvalidRequest
 
 Loading = Literal["load", "unload"]
+# A target's models and what is resident, as it describes them, and its version.
+Told = tuple[list[Frame], list[Frame], str | None]
 _MAX_MODEL_CHARS = 512
 
 
@@ -278,13 +280,8 @@ class Dialect(ABC):
     # -- models --------------------------------------------------------------------------------------
 
     @abstractmethod
-    def read_inventory(
-        self, answers: Mapping[str, Frame | None]
-    ) -> tuple[list[Frame], list[Frame], str | None]:
-        """Models, what is resident, and the version, from the answers to `inventory_questions` by path.
-
-        Raises GarbledAnswer.
-        """
+    def read_inventory(self, answers: Mapping[str, Frame | None]) -> Told:
+        """From the answers to `inventory_questions`, by path. Raises GarbledAnswer."""
 
     @abstractmethod
     def model_name(self, model: Frame) -> str: ...

@@ -48,3 +48,11 @@ def affinity_key(model: str, options: Mapping[str, Any] | None) -> str:
     """Readable and equal exactly when no reload is needed: `llama3.2:latest num_ctx=8192`."""
     chosen = runner_options(options)
     return " ".join([model_key(model), *(f"{name}={json.dumps(value)}" for name, value in chosen.items())])
+
+
+def unloads(keep_alive: Any) -> bool:
+    """Whether a model is to be gone at once: zero, as a number or as one of Go's durations."""
+    if isinstance(keep_alive, str):
+        digits = keep_alive.strip("+-0.hmsuµn ")
+        return bool(keep_alive.strip()) and not digits and "0" in keep_alive
+    return isinstance(keep_alive, int | float) and keep_alive == 0

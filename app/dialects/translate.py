@@ -1,6 +1,6 @@
 """From any dialect to any other, requests and answers; within one dialect everything passes as it is.
 
-    translator = ResponseTranslator("chat", OPENAI, OLLAMA, model=…, answer_id=…, started_at=…)
+    translator = ResponseTranslator("chat", OPENAI, OLLAMA, model, answer_id, started_at)
     for frame in …: out += translator.feed(frame, at=now)
     out += translator.finish(at=now)
 
@@ -39,10 +39,10 @@ class ResponseTranslator:
         kind: Kind,
         source: Dialect,
         to: Dialect,
-        *,
         model: str,
         answer_id: str,
         started_at: datetime,
+        *,
         include_usage: bool = True,
         asked: Mapping[str, Any] | None = None,
     ) -> None:
@@ -72,7 +72,9 @@ class ResponseTranslator:
         if self._verbatim:
             self.finished = self._reader.ended
             return [frame]
-        frames = [each for delta in self._reader.deltas(frame) for each in self.writer.delta(delta, at)]
+        frames: list[Frame] = []
+        for delta in self._reader.deltas(frame):
+            frames += self.writer.delta(delta, at)
         return frames + self._ending(at) if self._reader.ended else frames
 
     def finish(self, at: datetime) -> list[Frame]:

@@ -43,18 +43,9 @@ class Frames:
         model, asked = job.model or "", asks_for_usage(as_dict(orjson.loads(job.payload)))
         # Another dialect may need the counts for an end of its own.
         tells_usage = asked or self._source is not dialect
-        self._writer = self._source.writer(
-            self._kind, model, job.id, job.created_at, include_usage=tells_usage
-        )
-        self._translator = ResponseTranslator(
-            self._kind,
-            self._source,
-            dialect,
-            model=model,
-            answer_id=job.id,
-            started_at=job.created_at,
-            include_usage=asked,
-        )
+        answer = (model, job.id, job.created_at)
+        self._writer = self._source.writer(self._kind, *answer, include_usage=tells_usage)
+        self._translator = ResponseTranslator(self._kind, self._source, dialect, *answer, include_usage=asked)
         self._only_text = True
 
     def part(self, part: Part) -> list[Frame]:

@@ -15,10 +15,9 @@ from typing import Any, Literal
 import msgspec
 
 from app.dialects import DIALECTS, dialect_named
-from app.dialects.ollama import saying
 from app.dialects.shapes import Frame, Kind, UntranslatableRequest
 from app.dialects.translate import translate_request
-from app.executors.answer import TargetAnswer
+from app.executors.llm import TargetAnswer
 from app.executors.protocol import ClaimedJob, RunContext
 from app.jobs.outcomes import Failed, JobError, Outcome, Retry
 
@@ -63,11 +62,12 @@ class EchoExecutor:
             answer.take(_embedded(job.model or MODEL, body))
             return answer.outcome()
         began = time.perf_counter_ns()
+        writer = SPOKEN.writer(kind, job.model or MODEL, job.id, datetime.now(UTC))
         words = _WORDS.findall(_last_text(body))
         for word in words:
             await asyncio.sleep(options.echo_delay_ms / 1000)
-            answer.take({**saying(kind, job.model or MODEL, datetime.now(UTC), word), "done": False})
-        answer.take(_final(kind, job.model or MODEL, len(words), time.perf_counter_ns() - began))
+            answer.take(writer.say(word, datetime.now(UTC)))
+        answer.take(writer.say("", datetime.now(UTC)) | _figures(len(words), time.perf_counter_ns() - began))
         return answer.outcome()
 
 
@@ -99,9 +99,8 @@ def _failure(how: Literal["permanent", "retryable", "crash"]) -> Outcome:
             raise RuntimeError("crashed on purpose: options.echo_fail is crash")
 
 
-def _final(kind: Kind, model: str, words: int, took: int) -> Frame:
+def _figures(words: int, took: int) -> Frame:
     return {
-        **saying(kind, model, datetime.now(UTC), ""),
         "done": True,
         "done_reason": "stop",
         "total_duration": took,

@@ -16,10 +16,9 @@ import msgspec
 from app.dialects import dialect_named
 from app.dialects.framing import parse_frame
 from app.dialects.protocol import Dialect, IncompleteAnswer, Loading
-from app.dialects.runner import affinity_key
+from app.dialects.runner import affinity_key, unloads
 from app.dialects.shapes import Frame, GarbledAnswer, Kind, UntranslatableRequest, as_dict, error_message
-from app.dialects.translate import CUT_SHORT, translate_request
-from app.executors.answer import TargetAnswer
+from app.dialects.translate import CUT_SHORT, ResponseTranslator, translate_request
 from app.executors.protocol import ClaimedJob, RunContext
 from app.jobs.lanes import TARGET_ASLEEP
 from app.jobs.outcomes import Deferred, Failed, JobError, Outcome, Retry, Succeeded
@@ -158,13 +157,13 @@ class LlmExecutor:
             await asyncio.gather(starting, return_exceptions=True)
             raise
         await starting
-        self._used(affinity, unloaded=_unloads(sent))
+        self._used(affinity, unloaded=unloads(sent.get("keep_alive")))
         if answer.error is not None:
             code = "answer_cut_short" if answer.error == CUT_SHORT else "target_error"
             return self._bad_answer(code, answer.error)
         return answer.outcome()
 
-    async def _stream(self, kind: Kind, sent: Frame, answer: TargetAnswer) -> None:
+    async def _stream(self, kind: Kind, sent: Frame, answer: "TargetAnswer") -> None:
         dialect = self._target.dialect
         path = dialect.endpoint(kind, sent)
         async with self._target.request("POST", path, msgspec.json.encode(sent)) as response:
@@ -254,10 +253,6 @@ def _seconds(retry_after: str | None) -> float | None:
     return min(float(retry_after), 300.0)
 
 
-def _unloads(sent: Frame) -> bool:
-    return sent.get("keep_alive") in (0, "0", "0s", "0m")
-
-
 class UnservedExecutor:
     """For models that no target has, once every target was asked."""
 
@@ -269,3 +264,48 @@ class UnservedExecutor:
                 )
             )
         return Failed(JobError("model_not_found", f"model '{job.model}' not found", status=404))
+
+
+class TargetAnswer:
+    """One answer of a target that speaks `source`, for a job in a dialect of its own."""
+
+    def __init__(
+        self, kind: Kind, source: Dialect, job: ClaimedJob, body: Frame, context: RunContext
+    ) -> None:
+        self._kind = kind
+        self._dialect = dialect_named(job.dialect)
+        self._job_id = job.id
+        self._context = context
+        self._translator = ResponseTranslator(
+            kind, source, self._dialect, job.model or "", job.id, datetime.now(UTC), asked=body
+        )
+        self._fold = self._dialect.fold(kind)
+
+    def take(self, frame: Frame) -> None:
+        """Raises GarbledAnswer for what is no answer."""
+        for each in self._translator.feed(frame, datetime.now(UTC)):
+            self._tell(each)
+
+    def end(self) -> None:
+        """The target has nothing more to say."""
+        for each in self._translator.finish(datetime.now(UTC)):
+            self._tell(each)
+
+    @property
+    def error(self) -> str | None:
+        """What the target reported instead of the rest of its answer."""
+        return self._translator.error
+
+    def outcome(self) -> Succeeded:
+        """Raises IncompleteAnswer when something is missing."""
+        response = self._dialect.identified(self._kind, self._fold.response(), self._job_id)
+        usage = msgspec.json.encode(self._translator.usage()).decode()
+        return Succeeded(msgspec.json.encode(response).decode(), usage)
+
+    def _tell(self, frame: Frame) -> None:
+        if self._translator.error is not None:
+            return
+        self._fold.feed(frame)
+        part = None if self._kind == "embed" else self._dialect.part_of(self._kind, frame)
+        if part:
+            self._context.output(part)

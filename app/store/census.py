@@ -9,7 +9,7 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from ulid import ULID
 
@@ -50,6 +50,10 @@ SELECT '', 'now', 0, now(), NULL
 """
 
 
+# What can keep the claimable jobs of a queue from being claimed.
+Gate = Literal["paused", "max_running", "rate", "key"]
+
+
 @dataclass(slots=True)
 class QueueCount:
     """One queue as it was at the moment of the look."""
@@ -69,7 +73,7 @@ class QueueCount:
     def running(self) -> int:
         return sum(self.states[state] for state in RUNNING)
 
-    def gated_by(self, settings: QueueSettings, *, paused: bool) -> str | None:
+    def gated_by(self, settings: QueueSettings, *, paused: bool) -> Gate | None:
         """What keeps this queue's claimable jobs from being claimed; None when nothing does."""
         if paused:
             return "paused"

@@ -4,11 +4,14 @@ Asked in the claim's own transaction, under the queue's advisory lock: so two cl
 The token bucket is a row of its own, written only for queues that have a rate.
 """
 
+from typing import Final
+
 from app.jobs.queue_settings import QueueRules, Rate
 from app.store.database import Runner
 from app.store.locks import lock, lock_number
 
-MAX_RUNNING, RATE = "max_running", "rate"
+MAX_RUNNING: Final = "max_running"
+RATE: Final = "rate"
 # A claimer that finds the bucket empty comes back when this share of it is full, not for every single token.
 WORTHWHILE_SHARE = 0.25
 # And after an hour at the latest, however slow the rate: no moment lies too far away to be computed with.

@@ -78,23 +78,11 @@ def model_entry(inventories: Iterable[Inventory], name: str, reader: Dialect) ->
     return None
 
 
-ECHO_INVENTORY = Inventory(
-    DIALECTS["ollama"],
-    [
-        {
-            "name": ECHO_NAME,
-            "model": ECHO_NAME,
-            "modified_at": "1970-01-01T00:00:00Z",
-            "size": 0,
-            "digest": "",
-            "details": {
-                "parent_model": "",
-                "format": "builtin",
-                "family": "echo (built into Foreman: says the last message back)",
-                "families": None,
-                "parameter_size": "0",
-                "quantization_level": "",
-            },
-        }
-    ],
-)
+_ECHO = DIALECTS["ollama"].model_entry(ECHO_NAME, 0, None)
+_ECHO["details"] = {
+    **_ECHO["details"],
+    "format": "builtin",
+    "family": "echo (built into Foreman: says the last message back)",
+    "parameter_size": "0",
+}
+ECHO_INVENTORY = Inventory(DIALECTS["ollama"], [_ECHO])

@@ -28,9 +28,7 @@ def at(seconds: float) -> datetime:
 
 
 def make(kind: Any, source: Any, to: Any, **more: Any) -> ResponseTranslator:
-    return ResponseTranslator(
-        kind, DIALECTS[source], DIALECTS[to], model="my-model", answer_id="01J0", started_at=START, **more
-    )
+    return ResponseTranslator(kind, DIALECTS[source], DIALECTS[to], "my-model", "01J0", START, **more)
 
 
 def translate_request(kind: Kind, body: Frame, source: str, to: str) -> Frame:
@@ -41,9 +39,7 @@ def translate_response(
     kind: Kind, answer: Frame, source: str, to: str, *, model: str, answer_id: str, at: datetime
 ) -> Frame:
     """A whole answer, the way its frames would have gone. An error comes out as the error body of `to`."""
-    translator = ResponseTranslator(
-        kind, DIALECTS[source], DIALECTS[to], model=model, answer_id=answer_id, started_at=at
-    )
+    translator = ResponseTranslator(kind, DIALECTS[source], DIALECTS[to], model, answer_id, at)
     folder = folder_of(kind, to)
     for frame in (*translator.feed(answer, at), *translator.finish(at)):
         folder.feed(frame)

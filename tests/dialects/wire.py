@@ -30,9 +30,9 @@ def run_on(url: str, kind: Kind, body: dict[str, Any], dialect: str, target: str
         kind,
         theirs,
         ours,
-        model=body["model"],
-        answer_id="01JTEST",
-        started_at=datetime.now(UTC),
+        body["model"],
+        "01JTEST",
+        datetime.now(UTC),
         asked=body,
     )
     ran = Ran()
