@@ -1,8 +1,5 @@
 """The running parts of one process: the one place where everything is put together."""
 
-import os
-import socket
-
 import structlog
 
 from app import __version__
@@ -47,7 +44,6 @@ log = structlog.get_logger()
 
 ECHO_SLOTS = 64
 # What is being sent when the server stops may finish; a receiver slower than this gets it once more.
-WEBHOOK_GRACE_SECONDS = 3.0
 # A noop holds its slot for no time at all: its slots are only the size of a claim.
 NOOP_SLOTS = 1000
 
@@ -75,23 +71,11 @@ class Foreman:
         self.feed = LiveOutputs(self.hub.nudge)
         self.event_writer = EventWriter(self.database, self.hub, self.feed)
         self.intake = self.queues.intake
-        self.sweeper = Sweeper(
-            self.database,
-            self.hub,
-            sweep_seconds=settings.sweep_seconds,
-            cancel_grace_seconds=settings.cancel_grace_seconds,
-            lease_seconds=settings.lease_seconds,
-        )
+        self.sweeper = Sweeper(self.database, self.hub, settings)
         self.artifacts = ArtifactStore(self.database, settings.artifacts_url)
         self.janitor = Janitor(self.database, self.artifacts, chatter_days=settings.chatter_days)
-        self.webhooks = Deliverer(
-            self.database,
-            self.hub,
-            Sender(self.webhook_client, self.outgoing.box, self.outgoing.server_secrets, self.database),
-            host_concurrency=settings.webhook_host_concurrency,
-            poll_seconds=settings.poll_seconds,
-            grace_seconds=min(WEBHOOK_GRACE_SECONDS, settings.shutdown_grace_seconds),
-        )
+        sender = Sender(self.webhook_client, self.outgoing.box, self.outgoing.server_secrets, self.database)
+        self.webhooks = Deliverer(self.database, self.hub, sender, settings)
         self.targets = Registry(
             self.database,
             self.http_client,
@@ -101,7 +85,11 @@ class Foreman:
             idle_seconds=settings.target_timeout_seconds,
         )
         self.worker = None if settings.role == "api" else self._make_worker()
-        self.dispatcher = None if self.worker is None else self._make_dispatcher(self.worker)
+        self.dispatcher = (
+            None
+            if self.worker is None
+            else TargetDispatcher(self.database, self.hub, self.targets, self.worker, settings)
+        )
         self.worker_directory = WorkerDirectory(self.database)
         if self.worker:
             self.worker_directory.introduce(
@@ -114,14 +102,7 @@ class Foreman:
                     version=__version__,
                 )
             )
-        remote_claims = RemoteClaims(
-            self.database,
-            self.hub,
-            self.queues.claims,
-            self.settler,
-            settings.poll_seconds,
-            settings.lease_seconds,
-        )
+        remote_claims = RemoteClaims(self.database, self.hub, self.queues.claims, self.settler, settings)
         self.services = Services(
             settings,
             self.database,
@@ -185,25 +166,11 @@ class Foreman:
             self.event_writer,
             self.queues.claims,
             pools,
-            name=f"{socket.gethostname()}:{os.getpid()}",
-            lease_seconds=self.settings.lease_seconds,
-            poll_seconds=self.settings.poll_seconds,
-            grace_seconds=self.settings.shutdown_grace_seconds,
+            self.settings,
         )
 
     def _echo_accepts(self, lane: str) -> bool:
         return self.targets.is_empty and is_llm_lane(lane)
-
-    def _make_dispatcher(self, worker: Worker) -> TargetDispatcher:
-        return TargetDispatcher(
-            self.database,
-            self.hub,
-            self.targets,
-            worker,
-            self.queues.claims,
-            patience_seconds=self.settings.affinity_patience_seconds,
-            poll_seconds=self.settings.poll_seconds,
-        )
 
     async def start(self) -> None:
         """Raises Unavailable when the database goes away meanwhile; called again, it goes on where it was."""

@@ -29,12 +29,7 @@ from app.api.edge import Edge
 from app.api.guard import Guard
 from app.api.job_documents import JobError, WebhookMessage
 from app.api.mount import mounted
-from app.api.problems import (
-    handle_bug,
-    handle_foreman_error,
-    handle_http_exception,
-    handle_invalid_parameters,
-)
+from app.api.problems import handle_foreman_error, handle_http_exception, handle_invalid_parameters
 from app.api.worker_schemas import ReportedUsage
 from app.config import Settings, listed
 from app.dialects import DIALECTS
@@ -80,7 +75,7 @@ def create_app(settings: Settings) -> Edge:
             ForemanError: handle_foreman_error,
             RequestValidationError: handle_invalid_parameters,
             HTTPException: handle_http_exception,
-            Exception: handle_bug,
+            Exception: handle_foreman_error,
         },
     )
     app.state.foreman = foreman

@@ -16,20 +16,18 @@ from starlette.types import Scope as ASGIScope
 
 from app.api.job_documents import Artifact
 from app.api.job_parameters import JobIdInPath
+from app.api.jobs import existing_job
 from app.api.parameters import NameInPath, Server, Tenant
 from app.api.problems import problem_response
-from app.api.ranges import Slice, parse_range
 from app.api.routes import ETAG, Answer, AnswerHeader, Content, Reply, Routes, Scope
 from app.api.services import Services
 from app.errors import ForemanError, InvalidRequest, LeaseLost, NotFound, RangeNotSatisfiable, Unavailable
-from app.jobs.artifacts import COMPLETION, INLINE_LIMIT, RESULT, artifact, completion_type
-from app.jobs.results import completion
+from app.jobs.artifacts import COMPLETION, INLINE_LIMIT, RESULT, artifact, completion, completion_type
 from app.jobs.submission import invalid, is_name
 from app.store import artifacts as store
 from app.store.artifacts import NewArtifact
 from app.store.changes import Changes
 from app.store.job import Job
-from app.store.read import get_job
 from app.telemetry import ARTIFACT_BYTES
 
 routes = Routes("artifacts")
@@ -40,6 +38,7 @@ _TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+-]+/[A-Za-z0-9!#$&^_.+-]+\s*(;[\x20-\x7e]
 _TEXT = re.compile(
     r"text/|application/(json|xml|yaml|x-ndjson|[a-z0-9.+-]+\+(json|xml|yaml))\b", re.IGNORECASE
 )
+_RANGE = re.compile(r"bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*\Z", re.IGNORECASE)
 
 _TAKEN_IN = ARTIFACT_BYTES.labels("in")
 _GIVEN_OUT = ARTIFACT_BYTES.labels("out")
@@ -270,10 +269,7 @@ async def _find(services: Services, job_id: str, name: str, tenant: str) -> Foun
     if row is not None:
         data = row.data if row.content is None else row.content.encode()
         return Found(row.content_type, row.size, row.etag or f'"{row.size}"', data, row.location)
-    job = await get_job(services.database, job_id, tenant)
-    if job is None:
-        raise NotFound("There is no such job.")
-    text, content_type = _of_result(job, name)
+    text, content_type = _of_result(await existing_job(services, job_id, tenant), name)
     if text is None:
         raise NotFound("There is no such artifact.")
     data = text.encode()
@@ -290,6 +286,40 @@ def _of_result(job: Job, name: str) -> tuple[str | None, str]:
 
 def _etags(given: str) -> set[str]:
     return {each.strip().removeprefix("W/") for each in given.split(",")}
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What of an artifact is sent: all of it, or one range of bytes (RFC 9110)."""
+
+    status: int
+    start: int
+    length: int
+
+
+def parse_range(given: str | None, size: int) -> Slice:
+    """One range, or the whole for a header that says anything else.
+
+    Raises RangeNotSatisfiable for a range behind the end.
+    """
+    whole = Slice(200, 0, size)
+    found = _RANGE.match((given or "").strip())
+    if found is None:
+        return whole
+    first, last = found.groups()
+    if not first and not last:
+        return whole
+    if not first:
+        # The last so many bytes.
+        length = min(int(last), size)
+        start, end = size - length, size
+    else:
+        start, end = int(first), min(int(last) + 1, size) if last else size
+        if last and int(last) < int(first):
+            return whole
+    if start >= end:
+        raise RangeNotSatisfiable(f"The artifact has {size} bytes.")
+    return Slice(206, start, end - start)
 
 
 class Given(Response):

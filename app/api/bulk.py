@@ -10,8 +10,7 @@ from fastapi import Depends, Header, Path
 from msgspec import Meta
 from starlette.requests import Request
 
-from app.api.headers import prefer_wait
-from app.api.job_parameters import moment_of
+from app.api.job_parameters import moment_of, prefer_wait
 from app.api.operator_documents import (
     BulkAction,
     BulkCount,

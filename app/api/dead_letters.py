@@ -10,17 +10,17 @@ from app.api.bulk import BULK_ANSWERS, BULK_ERRORS, BulkRequest, PreferWait, run
 from app.api.job_documents import DeadLetterPage
 from app.api.job_documents import Job as Document
 from app.api.job_parameters import DEFAULT_LIMIT, JobFilter, JobIdInPath, Limit, next_link
-from app.api.jobs import page_of, read_document
+from app.api.jobs import existing_job, page_of, read_document
 from app.api.operator_documents import BulkCount, BulkOperation
 from app.api.parameters import JsonBody, Server, Tenant
 from app.api.routes import LINK, Answer, Reply, Routes, Scope
 from app.api.services import Services
-from app.errors import InvalidTransition, NotFound
+from app.errors import InvalidTransition
 from app.jobs.shapes import decode
 from app.jobs.states import State
 from app.jobs.submission import invalid
 from app.jobs.verbatim import members
-from app.store import control, read
+from app.store import control
 
 routes = Routes("operators")
 
@@ -117,7 +117,5 @@ async def dismiss(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Docume
 
 
 async def _refusal(services: Services, job_id: str, tenant: str) -> Exception:
-    job = await read.get_job(services.database, job_id, tenant)
-    if job is None:
-        return NotFound("There is no such job.")
-    return InvalidTransition(f"Only a failed job is a dead letter; this one is {job.state}.", state=job.state)
+    state = (await existing_job(services, job_id, tenant)).state
+    return InvalidTransition(f"Only a failed job is a dead letter; this one is {state}.", state=state)

@@ -5,6 +5,7 @@ Pure ASGI on purpose: it sees a client's disconnect, streams pass through it unt
 microseconds.
 """
 
+import asyncio
 import itertools
 import re
 import secrets
@@ -15,13 +16,13 @@ from typing import Any
 import structlog
 from fastapi import FastAPI
 from starlette.requests import Request
+from starlette.routing import compile_path
 from starlette.types import Message, Receive, Scope, Send
 
-from app.api.body import SMALL_BYTES, Body, InFlight
+from app.api.direct import SMALL_BYTES, Body, Endpoint, InFlight
 from app.api.guard import Guard, check_host
 from app.api.problems import error_response
 from app.api.routes import Route
-from app.api.stream_routes import EVENT_STREAM, StreamRoutes
 from app.errors import ForemanError
 from app.telemetry import BODY_BYTES, NO_ROUTE, REQUESTS
 
@@ -34,6 +35,10 @@ HUNG_UP = 499
 # The length of a body that comes in chunks.
 UNKNOWN = -1
 ALWAYS_OPEN = frozenset({"/healthz", "/version", "/metrics"})
+# What asks for a stream in the Accept header.
+EVENT_STREAM = b"text/event-stream"
+# How many streams may be on their way from the request to the first byte of the answer.
+BEGINNING = 4
 
 # A request id needs to be unique, not unguessable: a name for the process and a number.
 _PROCESS = secrets.token_hex(6).encode()
@@ -216,3 +221,44 @@ class _Answer:
         else:
             await self._send(message)
             self.complete = not message.get("more_body", False)
+
+
+class StreamRoutes:
+    """Event streams: answered without the framework's layers, and let in a few at a time.
+
+    After a restart all streams come back at once. Each is a small piece of work until its first byte and next
+    to none after it; let in a few at a time, they do not keep those waiting who submit a job meanwhile.
+    """
+
+    def __init__(self, app: FastAPI, routes: Iterable[Route]) -> None:
+        self._app = app
+        self._routes = [(compile_path(route.path)[0], route) for route in routes]
+        self._turnstile = asyncio.Semaphore(BEGINNING)
+
+    def find(self, scope: Scope) -> Route | None:
+        if scope["method"] == "GET":
+            for pattern, route in self._routes:
+                found = pattern.fullmatch(scope["path"])
+                if found is not None:
+                    scope["path_params"] = found.groupdict()
+                    return route
+        return None
+
+    async def let_in(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = self._app
+        inside = False
+
+        async def tell(message: Message) -> None:
+            nonlocal inside
+            await send(message)
+            if not inside:
+                inside = True
+                self._turnstile.release()
+
+        await self._turnstile.acquire()
+        try:
+            response = await endpoint(Request(scope, receive, tell))
+            await response(scope, receive, tell)
+        finally:
+            if not inside:
+                self._turnstile.release()

@@ -13,9 +13,8 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as ASGIScope
 
 from app.api.direct import json_response
-from app.api.headers import query_wait
 from app.api.job_documents import EventPage, Posted
-from app.api.job_parameters import JobIdInPath, job_id_of, waiting
+from app.api.job_parameters import JobIdInPath, job_id_of, query_wait, waiting
 from app.api.open_streams import OpenStream, is_stream, open_stream
 from app.api.parameters import JsonBody, Server, Tenant, query_names
 from app.api.routes import Reply, Routes, Scope

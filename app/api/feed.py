@@ -11,8 +11,8 @@ from starlette.types import Scope as ASGIScope
 
 from app.api.direct import json_response
 from app.api.events import AWAY_SECONDS, EVENT_STREAM, Types, WaitForEvents, check_query, wants_stream
-from app.api.headers import query_wait
 from app.api.job_documents import FeedPage
+from app.api.job_parameters import query_wait
 from app.api.open_streams import OpenStream, is_stream, open_stream
 from app.api.parameters import query_names
 from app.api.routes import Reply, Routes, Scope

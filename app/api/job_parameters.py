@@ -1,7 +1,10 @@
-"""What routes that are about jobs ask for in their paths and queries."""
+"""What routes that are about jobs ask for in their paths, queries and headers."""
 
 import base64
 import binascii
+import random
+import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -9,9 +12,8 @@ from fastapi import Depends, Path, Query
 from pydantic import BeforeValidator
 from starlette.requests import Request
 
-from app.api.headers import MAX_WAIT_SECONDS, wait_of
 from app.api.parameters import KnownFilters
-from app.errors import NotFound
+from app.errors import InvalidRequest, NotFound
 from app.jobs.ids import is_id
 from app.jobs.states import State
 from app.jobs.submission import invalid
@@ -20,6 +22,15 @@ from app.store.read import Filter
 MAX_LIMIT = 200
 DEFAULT_LIMIT = 50
 METADATA = "metadata."
+MAX_WAIT_SECONDS = 300
+MAX_KEY_LENGTH = 255
+_TRACEPARENT = re.compile(
+    r"(?!ff)(?P<version>[0-9a-f]{2})-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}"
+    r"(?P<more>-[\x21-\x7e]{0,200})?"
+)
+_WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d+)\"?", re.IGNORECASE)
+_PRINTABLE = re.compile(r"^[\x20-\x7e]+$")
+MAX_TRACESTATE = 512
 
 
 def existing_id(job_id: str) -> str:
@@ -40,6 +51,26 @@ async def _job_id(job_id: Annotated[str, Path()]) -> str:
 
 # A dependency, and so looked at before the body is read.
 JobIdInPath = Annotated[str, Depends(_job_id)]
+
+
+def query_wait(request: Request) -> float:
+    """Seconds from `?wait=N`; 0 when absent. For routes that take the bare request."""
+    given = request.query_params.get("wait")
+    return 0.0 if given is None else wait_of(given)
+
+
+def wait_of(given: str) -> float:
+    """Seconds, as they stand in a query."""
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= MAX_WAIT_SECONDS:
+        raise InvalidRequest(
+            f"wait must be a number from 0 to {MAX_WAIT_SECONDS}.",
+            errors=[{"field": "wait", "message": f"must be a number from 0 to {MAX_WAIT_SECONDS}"}],
+        )
+    return seconds
 
 
 def waiting(until: str) -> Any:
@@ -101,19 +132,29 @@ States = Annotated[
 ]
 
 
-def encode_cursor(job_id: str) -> str:
-    return base64.urlsafe_b64encode(b"1:" + job_id.encode()).decode().rstrip("=")
+def encode_cursor(last: str) -> str:
+    """Opaque to whoever gets it: what was shown last."""
+    return base64.urlsafe_b64encode(b"1:" + last.encode()).decode().rstrip("=")
 
 
 def decode_cursor(cursor: str) -> str:
     try:
-        version, _, job_id = (
-            base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode().partition(":")
-        )
+        version, _, last = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode().partition(":")
     except (binascii.Error, ValueError) as problem:
-        raise invalid("cursor", "is not a cursor of ours") from problem
-    if version != "1" or not is_id(job_id):
-        raise invalid("cursor", "is not a cursor of ours")
+        raise bad_cursor() from problem
+    if version != "1":
+        raise bad_cursor()
+    return last
+
+
+def bad_cursor() -> InvalidRequest:
+    return invalid("cursor", "is not a cursor of ours")
+
+
+def _last_job(cursor: str) -> str:
+    job_id = decode_cursor(cursor)
+    if not is_id(job_id):
+        raise bad_cursor()
     return job_id
 
 
@@ -137,9 +178,7 @@ async def _filter(
     until: Annotated[
         datetime | None, _moment("until"), Query(description="Created before this moment.")
     ] = None,
-    cursor: Annotated[
-        str | None, BeforeValidator(decode_cursor), Query(description="From next_cursor.")
-    ] = None,
+    cursor: Annotated[str | None, BeforeValidator(_last_job), Query(description="From next_cursor.")] = None,
 ) -> Filter:
     query = request.query_params
     metadata = {name.removeprefix(METADATA): query[name] for name in query if name.startswith(METADATA)}
@@ -150,3 +189,67 @@ async def _filter(
 
 # Which jobs a list shows; in which states they are is the route's own parameter.
 JobFilter = Annotated[Filter, Depends(_filter)]
+
+
+def header(request: Request, name: bytes) -> str | None:
+    """The first header of this (lower-case) name; the framework's mapping costs ten times as much."""
+    for key, value in request.scope["headers"]:
+        if key == name:
+            return str(value, "latin-1")
+    return None
+
+
+@dataclass(slots=True)
+class Trace:
+    request_id: str
+    traceparent: str
+    tracestate: str | None
+
+
+def trace_of(request: Request) -> Trace:
+    """The caller's trace context, or a fresh one: no job is without."""
+    request_id = request.scope["state"]["request_id"]
+    given = header(request, b"traceparent")
+    if given is not None and _is_traceparent(given):
+        state = header(request, b"tracestate")
+        usable = state is not None and len(state) <= MAX_TRACESTATE and _PRINTABLE.match(state)
+        return Trace(request_id, given, state if usable else None)
+    # Unique is enough: nobody is let in by a trace id.
+    dice = f"{random.getrandbits(192):048x}"
+    return Trace(request_id, f"00-{dice[:32]}-{dice[32:]}-01", None)
+
+
+def _is_traceparent(given: str) -> bool:
+    found = _TRACEPARENT.fullmatch(given)
+    # Later versions may append fields; version 00 has exactly these four.
+    return found is not None and (found["more"] is None or found["version"] != "00")
+
+
+def idempotency_key(request: Request) -> str | None:
+    """Quoted (RFC draft) or bare."""
+    given = header(request, b"idempotency-key")
+    if given is None:
+        return None
+    key = given.strip()
+    if len(key) >= 2 and key.startswith('"') and key.endswith('"'):
+        key = key[1:-1].replace('\\"', '"').replace("\\\\", "\\")
+    if not key or len(key) > MAX_KEY_LENGTH or not _PRINTABLE.match(key):
+        raise InvalidRequest(f"Idempotency-Key must have 1 to {MAX_KEY_LENGTH} printable ASCII characters.")
+    return key
+
+
+def not_modified(request: Request, etag: str) -> bool:
+    """Whether If-None-Match (a list of ETags, or a star for any) names this one."""
+    given = ",".join(request.headers.getlist("if-none-match"))
+    return given.strip() == "*" or etag in [each.strip().removeprefix("W/") for each in given.split(",")]
+
+
+def prefer_wait(request: Request) -> int | None:
+    """Seconds from `Prefer: wait=N`; a preference that cannot be met is capped, as RFC 7240 allows."""
+    if header(request, b"prefer") is None:
+        return None
+    found = _WAIT.search(", ".join(request.headers.getlist("prefer")))
+    if found is None:
+        return None
+    # More digits than any sensible number has: cap before converting.
+    return MAX_WAIT_SECONDS if len(found[1]) > 9 else min(int(found[1]), MAX_WAIT_SECONDS)

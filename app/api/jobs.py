@@ -10,27 +10,23 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api.batches import parse_batch
-from app.api.body import release_body
-from app.api.direct import encode, json_response, read_body
-from app.api.headers import (
-    MAX_KEY_LENGTH,
-    idempotency_key,
-    not_modified,
-    prefer_wait,
-    trace_of,
-)
+from app.api.direct import encode, json_response, read_body, release_body
 from app.api.job_documents import Accepted, AcceptedJobs, JobPage, Outcome
 from app.api.job_documents import Job as Document
 from app.api.job_parameters import (
     DEFAULT_LIMIT,
+    MAX_KEY_LENGTH,
     JobFilter,
     JobIdInPath,
     Limit,
     States,
     Wait,
     encode_cursor,
+    idempotency_key,
     next_link,
+    not_modified,
+    prefer_wait,
+    trace_of,
     waiting,
 )
 from app.api.parameters import JsonBody, Server, Tenant
@@ -38,6 +34,7 @@ from app.api.render import job_document
 from app.api.routes import ETAG, LINK, LOCATION, Answer, AnswerHeader, AnyOf, Content, Reply, Routes, Scope
 from app.api.services import Services, services_of, tenant_of
 from app.errors import InvalidTransition, NotFound
+from app.jobs.shapes import parse_batch
 from app.jobs.states import TERMINAL, State
 from app.jobs.submission import NO_NUL, JobRequest, NewJob, parse_job
 from app.loops.off_loop import off_loop
@@ -76,7 +73,7 @@ def _of_submit(
     traceparent: Traceparent = None,
     tracestate: Tracestate = None,
 ) -> None:
-    """Read in app/api/headers.py."""
+    """Read in app/api/job_parameters.py."""
 
 
 @routes.post(
@@ -132,7 +129,7 @@ def _of_submit_batch(
     traceparent: Traceparent = None,
     tracestate: Tracestate = None,
 ) -> None:
-    """Read in app/api/headers.py."""
+    """Read in app/api/job_parameters.py."""
 
 
 @routes.post(
@@ -315,7 +312,7 @@ async def cancel_job(
 async def retry(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document:
     changes = await control.revive(server.database, [job_id], tenant)
     if not changes.answers:
-        job = await _existing(server, job_id, tenant)
+        job = await existing_job(server, job_id, tenant)
         raise InvalidTransition(
             f"Only a failed job can be retried; this one is {job.state}.", state=job.state
         )
@@ -335,14 +332,14 @@ async def retry(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document
 async def delete(server: Server, tenant: Tenant, job_id: JobIdInPath) -> None:
     changes = await control.delete(server.database, [job_id], tenant)
     if not changes.answers:
-        job = await _existing(server, job_id, tenant)
+        job = await existing_job(server, job_id, tenant)
         raise InvalidTransition(
             f"Only a job that has ended can be deleted; this one is {job.state}.", state=job.state
         )
     server.hub.announce(changes)
 
 
-async def _existing(services: Services, job_id: str, tenant: str) -> Job:
+async def existing_job(services: Services, job_id: str, tenant: str) -> Job:
     job = await read.get_job(services.database, job_id, tenant)
     if job is None:
         raise NotFound("There is no such job.")
@@ -350,7 +347,7 @@ async def _existing(services: Services, job_id: str, tenant: str) -> Job:
 
 
 async def read_document(services: Services, job_id: str, tenant: str) -> Document:
-    return await _live_document(services, await _existing(services, job_id, tenant))
+    return await _live_document(services, await existing_job(services, job_id, tenant))
 
 
 async def _live_document(services: Services, job: Job) -> Document:

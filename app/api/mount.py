@@ -18,13 +18,13 @@ from app.api.routes import Answer, Route
 
 def mounted(routes: Iterable[Route]) -> list[APIRoute]:
     """All of them as routes of the framework, in their order."""
-    return [each for route in routes for each in _as_framework_routes(route)]
-
-
-def _as_framework_routes(route: Route) -> list[APIRoute]:
-    kind = _DirectRoute if route.is_direct else _OrdinaryRoute
-    described = kind(route, [route.method], documented=route.documented)
-    return [described, kind(route, list(route.also), documented=False)] if route.also else [described]
+    found: list[APIRoute] = []
+    for route in routes:
+        kind = _DirectRoute if route.is_direct else _OrdinaryRoute
+        found.append(kind(route, [route.method], documented=route.documented))
+        if route.also:
+            found.append(kind(route, list(route.also), documented=False))
+    return found
 
 
 class _OrdinaryRoute(APIRoute):

@@ -10,8 +10,9 @@ from starlette.requests import Request
 
 from app.api.direct import read_body
 from app.api.services import Services, services_of, tenant_of
+from app.errors import ForemanError
 from app.jobs.shapes import decode
-from app.jobs.submission import NAME, invalid
+from app.jobs.submission import NAME, invalid, is_name
 from app.loops.off_loop import off_loop
 
 NAME_PATTERN = NAME.removesuffix(r"\Z") + "$"
@@ -31,6 +32,17 @@ Tenant = Annotated[str, Depends(_tenant)]
 
 # Described, not checked: what has another name is simply not there, or is refused in words of its own.
 NameInPath = Annotated[str, Path(json_schema_extra={"pattern": NAME_PATTERN})]
+
+
+def name_or(refusal: Callable[[], ForemanError]) -> Any:
+    """A dependency, and so looked at before the body is read: the name in the path, if it can be one."""
+
+    async def name_in_path(name: NameInPath) -> str:
+        if not is_name(name):
+            raise refusal()
+        return name
+
+    return Depends(name_in_path)
 
 
 class JsonBody:

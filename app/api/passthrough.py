@@ -21,9 +21,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from app.api import surfaces
-from app.api.body import release_body
-from app.api.direct import read_body
-from app.api.headers import idempotency_key, trace_of
+from app.api.direct import read_body, release_body
+from app.api.job_parameters import idempotency_key, trace_of
 from app.api.jobs import cancel_job, fingerprint_of
 from app.api.open_streams import OpenStream, answering
 from app.api.services import Services, services_of, tenant_of
@@ -31,11 +30,11 @@ from app.dialects.framing import SSE_KEEP_ALIVE
 from app.dialects.protocol import AnswerWriter, Body, Dialect
 from app.dialects.shapes import Kind
 from app.errors import ForemanError, InvalidRequest, Unavailable
-from app.events.follow import Ended, Ending, Followed, Follower, Output, Restarted
+from app.events.follow import Ended, Followed, Follower, Output, Restarted
 from app.events.frames import ENDINGS, FAILED
 from app.jobs import verbatim
 from app.jobs.states import LIVE
-from app.jobs.submission import TEN_YEARS, Extensions, NewJob, is_name, new_llm_job
+from app.jobs.submission import TEN_YEARS, Extensions, NewJob, is_name, new_job
 from app.loops.off_loop import off_loop
 from app.store.events import NewEvent, Want
 from app.store.idempotency import Receipt, Submission
@@ -95,7 +94,7 @@ async def _read_call(request: Request, services: Services, kind: Kind, dialect: 
         priority=_priority(request),
         deadline_seconds=_deadline(request),
     )
-    job = new_llm_job(tenant_of(request), fields, body.decode(), asked.model, asked.runner_options)
+    job = new_job(tenant_of(request), fields, body.decode(), asked.model, asked.runner_options)
     trace = trace_of(request)
     job.request_id, job.traceparent, job.tracestate = trace.request_id, trace.traceparent, trace.tracestate
     job.interactive = True
@@ -226,14 +225,14 @@ class Waiting(Response):
                         # Nothing was sent yet: the new answer is as good.
                         await self._tell(self._follow(self._job_id))
                     return
-                case Ended(job=job):
+                case Ended():
                     self._ended = True
-                    await self._last_words(writer, job)
+                    await self._last_words(writer, each)
                     return
                 case _:
                     await self._keep_alive(writer)
 
-    async def _last_words(self, writer: AnswerWriter, job: Ending) -> None:
+    async def _last_words(self, writer: AnswerWriter, job: Ended) -> None:
         call, dialect = self._call, self._call.dialect
         PASSTHROUGH.labels(dialect.name, job.state).inc()
         if job.state != "done":
@@ -333,7 +332,7 @@ def _later(work: Any) -> None:
     task.add_done_callback(_TASKS.discard)
 
 
-def _what_went_wrong(job: Ending) -> tuple[int, str, str | None]:
+def _what_went_wrong(job: Ended) -> tuple[int, str, str | None]:
     if job.state in LIVE:
         return 503, CLOSING, "unavailable"
     if job.state != "failed":

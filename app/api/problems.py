@@ -3,7 +3,6 @@
 On the paths of the synchronous surfaces the same errors wear the shape that their clients know.
 """
 
-import math
 from typing import Any
 
 import orjson
@@ -47,17 +46,8 @@ def problem_body(error: ForemanError) -> bytes:
     return orjson.dumps(document, default=str)
 
 
-def problem_headers(error: ForemanError) -> dict[str, str]:
-    headers = {}
-    if error.retry_after is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
-    if error.closes:
-        headers["connection"] = "close"
-    return headers
-
-
 def problem_response(error: ForemanError) -> Response:
-    return Response(problem_body(error), error.status, problem_headers(error), media_type=MEDIA_TYPE)
+    return Response(problem_body(error), error.status, surfaces.advice(error), media_type=MEDIA_TYPE)
 
 
 def error_response(path: str, error: ForemanError) -> Response:
@@ -67,6 +57,7 @@ def error_response(path: str, error: ForemanError) -> Response:
 
 
 async def handle_foreman_error(request: Request, error: Exception) -> Response:
+    """And everything else, which is a bug."""
     return error_response(request.scope["path"], error if isinstance(error, ForemanError) else ForemanError())
 
 
@@ -91,7 +82,3 @@ async def handle_invalid_parameters(request: Request, error: Exception) -> Respo
 def _plain(message: str) -> str:
     """pydantic's messages, as ours are: behind the name of the field."""
     return (message[:1].lower() + message[1:]).replace("input should be", "must be")
-
-
-async def handle_bug(request: Request, _error: Exception) -> Response:
-    return error_response(request.scope["path"], ForemanError())

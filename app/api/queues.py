@@ -7,36 +7,26 @@ from fastapi import Depends, Path
 
 from app.api.operator_documents import Ages, Counts, Held, Queues, Rates
 from app.api.operator_documents import Queue as Document
-from app.api.parameters import JsonBody, NameInPath, Server
+from app.api.parameters import JsonBody, Server, name_or
 from app.api.routes import Answer, Reply, Routes, Scope
 from app.api.services import Services
 from app.errors import InvalidRequest, NotFound
 from app.jobs.queue_settings import QueueSettings, in_force, load_settings, parse_settings
-from app.jobs.submission import is_name
 from app.store import keys, queues
 from app.store.census import RATES, QueueCount
 
 routes = Routes("queues")
 
-
-async def _existing_name(name: NameInPath) -> str:
-    if not is_name(name):
-        raise NotFound("There is no such queue.")
-    return name
-
-
-async def _new_name(name: NameInPath) -> str:
-    if not is_name(name):
-        raise InvalidRequest(
+ExistingName = Annotated[str, name_or(lambda: NotFound("There is no such queue."))]
+NewName = Annotated[
+    str,
+    name_or(
+        lambda: InvalidRequest(
             "A queue's name has 1 to 128 letters, digits and . _ : -, beginning with a letter or digit.",
             errors=[{"field": "name", "message": "is not a name for a queue"}],
         )
-    return name
-
-
-# Dependencies, and so looked at before the body is read.
-ExistingName = Annotated[str, Depends(_existing_name)]
-NewName = Annotated[str, Depends(_new_name)]
+    ),
+]
 
 
 @routes.get("/queues", Scope.ADMIN_READ, "List queues", "All queues")

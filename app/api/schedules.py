@@ -9,11 +9,11 @@ from msgspec import Meta, Raw
 from app.api.job_documents import reference, verbatim
 from app.api.operator_documents import Schedule as Document
 from app.api.operator_documents import Schedules
-from app.api.parameters import JsonBody, NameInPath, Server, Tenant
+from app.api.parameters import JsonBody, Server, Tenant, name_or
 from app.api.routes import Answer, Content, Reply, Routes, Scope
 from app.errors import Conflict, ForemanError, InvalidRequest, NotFound
 from app.jobs.cron import check_cron, check_timezone
-from app.jobs.submission import JobRequest, invalid, is_name, parse_job
+from app.jobs.submission import JobRequest, invalid, parse_job
 from app.loops.off_loop import off_loop
 from app.store import schedules
 from app.store.idempotency import Submission
@@ -28,21 +28,9 @@ class NewSchedule(msgspec.Struct, forbid_unknown_fields=True):
     timezone: str = "UTC"
 
 
-async def _existing_name(name: NameInPath) -> str:
-    if not is_name(name):
-        raise NotFound("There is no such schedule.")
-    return name
-
-
-async def _new_name(name: NameInPath) -> str:
-    if not is_name(name):
-        raise invalid("name", "is not a name for a schedule: letters, digits and . _ : - (1 to 128)")
-    return name
-
-
-# Dependencies, and so looked at before the body is read.
-ExistingName = Annotated[str, Depends(_existing_name)]
-NewName = Annotated[str, Depends(_new_name)]
+BAD_NAME = "is not a name for a schedule: letters, digits and . _ : - (1 to 128)"
+ExistingName = Annotated[str, name_or(lambda: NotFound("There is no such schedule."))]
+NewName = Annotated[str, name_or(lambda: invalid("name", BAD_NAME))]
 
 
 @routes.get("/schedules", Scope.ADMIN_READ, "List schedules", "All schedules")
@@ -105,16 +93,5 @@ async def delete_schedule(server: Server, tenant: Tenant, name: ExistingName) ->
 
 
 def _document(row: schedules.Schedule) -> Document:
-    return Document(
-        name=row.name,
-        cron=row.cron,
-        timezone=row.timezone,
-        job=Raw(row.job),
-        next_at=row.next_at,
-        last_at=row.last_at,
-        last_job_id=row.last_job_id,
-        last_outcome=row.last_outcome,
-        last_error=row.last_error,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-    )
+    shown = {name: getattr(row, name) for name in Document.__struct_fields__}
+    return Document(**shown | {"job": Raw(row.job)})

@@ -13,6 +13,7 @@ from starlette.types import Scope as ASGIScope
 
 from app.api.events import EVENT_STREAM, check_query, wants_stream
 from app.api.job_parameters import job_id_of
+from app.api.jobs import existing_job
 from app.api.open_streams import OpenStream, is_stream, open_stream
 from app.api.parameters import query_names
 from app.api.routes import AnswerHeader, Reply, Routes, Scope
@@ -21,12 +22,11 @@ from app.dialects import DEFAULT_DIALECT, DIALECTS, DialectName
 from app.dialects.framing import NDJSON
 from app.dialects.protocol import Dialect
 from app.errors import ForemanError, NotFound, Unavailable
-from app.events.follow import Ended, Ending, Follower, Output, Quiet, Restarted
+from app.events.follow import Ended, Follower, Output, Quiet, Restarted
 from app.events.frames import GONE, RESTARTED, Frames
 from app.events.sse import COMMENT, frame
 from app.jobs.submission import invalid
 from app.store.job import Job
-from app.store.read import get_job
 
 routes = Routes("events")
 
@@ -74,9 +74,7 @@ async def stream(request: Request) -> ASGIApp:
     if dialect is None:
         raise invalid("dialect", f"must be {' or '.join(DIALECTS)}")
     tenant = tenant_of(request)
-    job = await get_job(services.database, job_id_of(request), tenant)
-    if job is None:
-        raise NotFound("There is no such job.")
+    job = await existing_job(services, job_id_of(request), tenant)
     if job.kind not in {"chat", "generate"}:
         raise invalid("job_id", f"a job of kind {job.kind} has no tokens to stream; read its events")
     follower = Follower(services.database, services.hub, services.feed, job.id, tenant)
@@ -115,7 +113,7 @@ class TokenFrames:
     def silence(self) -> bytes:
         return COMMENT if self.sse else self.render([self.frames.silence()])
 
-    def ended(self, job: Ending) -> bytes:
+    def ended(self, job: Ended) -> bytes:
         frames = self.frames.ended(job)
         # An error is the end by itself; `[DONE]` behind it would say that all went well.
         is_error = any("error" in each for each in frames)
@@ -155,8 +153,8 @@ class TokenStream:
                         said = tokens.silence()
                     case Restarted():
                         said = tokens.render(tokens.frames.error(RESTARTED))
-                    case Ended(job):
-                        said = tokens.ended(job)
+                    case Ended():
+                        said = tokens.ended(each)
                 if said:
                     await answer.say(said)
                 if answer.gone:

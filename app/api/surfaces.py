@@ -30,12 +30,17 @@ def error_response(
 def refusal(dialect: Dialect, error: ForemanError) -> Response:
     """Our own errors in the shape of the surface. What is wrong with a request is 400 there, never 422."""
     status = 400 if error.status == 422 else error.status
+    return error_response(dialect, status, error.detail, code=error.code, headers=advice(error))
+
+
+def advice(error: ForemanError) -> dict[str, str]:
+    """What the headers say of an error, on every surface."""
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if error.closes:
         headers["connection"] = "close"
-    return error_response(dialect, status, error.detail, code=error.code, headers=headers)
+    return headers
 
 
 def unknown_model(dialect: Dialect, model: str) -> Response:

@@ -1,8 +1,6 @@
 """Webhook deliveries: those of a job, those of all jobs, and sending one again."""
 
-import base64
-import binascii
-from typing import Annotated, Any, TypeVar, cast, get_args
+from typing import Annotated, TypeVar, get_args
 
 from fastapi import Depends, Path, Query
 from msgspec import UNSET
@@ -11,7 +9,15 @@ from starlette.requests import Request
 
 from app.api.job_documents import DeliveriesOfJob, DeliveryPage, DeliveryState, ListedDelivery
 from app.api.job_documents import Delivery as Document
-from app.api.job_parameters import DEFAULT_LIMIT, JobIdInPath, Limit, next_link
+from app.api.job_parameters import (
+    DEFAULT_LIMIT,
+    JobIdInPath,
+    Limit,
+    bad_cursor,
+    decode_cursor,
+    encode_cursor,
+    next_link,
+)
 from app.api.parameters import KnownFilters, Server, Tenant
 from app.api.routes import LINK, Answer, Reply, Routes, Scope
 from app.errors import NotFound
@@ -19,7 +25,7 @@ from app.jobs.ids import ID_LENGTH, is_id
 from app.jobs.submission import invalid
 from app.store import outbox
 from app.store.outbox import Delivery, DeliveryFilter
-from app.webhooks.message import delivery_id
+from app.webhooks.send import delivery_id
 
 routes = Routes("webhooks")
 Shape = TypeVar("Shape", bound=Document)
@@ -121,42 +127,24 @@ async def list_all(
     limit: Limit = DEFAULT_LIMIT,
     cursor: Annotated[str | None, Query(description="From next_cursor.")] = None,
 ) -> Answer[DeliveryPage]:
-    wanted = DeliveryFilter(state, host, None if cursor is None else _decode_cursor(cursor))
+    wanted = DeliveryFilter(state, host, None if cursor is None else _place(cursor))
     found = await outbox.list_deliveries(server.database, wanted, tenant, limit + 1)
-    following = _encode_cursor(found[limit - 1]) if len(found) > limit else None
-    shown = [
-        _document(ListedDelivery, each, job_id=each.job_id, host=each.host, created_at=each.created_at)
-        for each in found[:limit]
-    ]
+    last = found[limit - 1] if len(found) > limit else None
+    following = None if last is None else encode_cursor(f"{last.job_id}:{last.seq}")
+    shown = [_document(ListedDelivery, each) for each in found[:limit]]
     return Answer(DeliveryPage(shown, following), headers=next_link(request, following))
 
 
-def _document(shape: type[Shape], delivery: Delivery, **more: Any) -> Shape:
-    return shape(
-        delivery_id=delivery_id(delivery.job_id, delivery.seq),
-        seq=delivery.seq,
-        type=delivery.type,
-        # A row has no state but these.
-        state=cast(DeliveryState, delivery.state),
-        tries=delivery.tries,
-        last_status=delivery.last_status,
-        last_error=delivery.last_error,
-        next_try_at=delivery.next_try_at if delivery.state == "pending" else None,
-        delivered_at=delivery.delivered_at,
-        **more,
-    )
+def _document(shape: type[Shape], delivery: Delivery) -> Shape:
+    shown = {name: getattr(delivery, name) for name in shape.__struct_fields__ if name != "delivery_id"}
+    if delivery.state != "pending":
+        shown["next_try_at"] = None
+    return shape(delivery_id=delivery_id(delivery.job_id, delivery.seq), **shown)
 
 
-def _encode_cursor(last: Delivery) -> str:
-    return base64.urlsafe_b64encode(f"1:{last.job_id}:{last.seq}".encode()).decode().rstrip("=")
-
-
-def _decode_cursor(cursor: str) -> tuple[str, int]:
-    try:
-        version, _, rest = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode().partition(":")
-    except (binascii.Error, ValueError) as problem:
-        raise invalid("cursor", "is not a cursor of ours") from problem
-    job_id, seq = rest[:ID_LENGTH], _number(rest[ID_LENGTH + 1 :])
-    if version != "1" or not is_id(job_id) or seq is None:
-        raise invalid("cursor", "is not a cursor of ours")
+def _place(cursor: str) -> tuple[str, int]:
+    found = decode_cursor(cursor)
+    job_id, seq = found[:ID_LENGTH], _number(found[ID_LENGTH + 1 :])
+    if not is_id(job_id) or seq is None:
+        raise bad_cursor()
     return job_id, seq

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import job_documents as documents
-from app.api.batches import parse_batch
 from app.api.direct import encode, json_response, read_as, read_body
 from app.api.job_documents import ClaimedJobs, SettlementAnswer, SettlementAnswers
 from app.api.job_parameters import job_id_of
@@ -38,7 +37,7 @@ from app.errors import LeaseLost, NotFound
 from app.jobs import verbatim
 from app.jobs.ids import is_id
 from app.jobs.lanes import LLM_KINDS, kind_lane
-from app.jobs.shapes import decode
+from app.jobs.shapes import decode, parse_batch
 from app.jobs.states import State
 from app.jobs.submission import invalid
 from app.loops.off_loop import off_loop
@@ -165,7 +164,7 @@ _settling_route("defer", "loading, working → queued later; no attempt spent", 
 async def _settle_one(services: Services, job_id: str, verb: str, wanted: Any, body: bytes) -> msgspec.Struct:
     match wanted:
         case HeartbeatRequest():
-            leases = await services.leases.renew([(job_id, wanted.lease_token)], [wanted.lease_seconds])
+            leases = await services.leases.renew([(job_id, wanted.lease_token, wanted.lease_seconds)])
             lease = leases.get(job_id)
             if lease is None:
                 raise await _lost(services, job_id, verb)
@@ -283,8 +282,7 @@ async def _settle_wave(services: Services, entries: Sequence[_Entry]) -> list[Se
         answers |= {each.job_id: _settled_answer(each) for each in settled}
     if beats:
         leases = await services.leases.renew(
-            [(each.job_id, each.wanted.lease_token) for each in beats],
-            [each.wanted.lease_seconds for each in beats],
+            [(each.job_id, each.wanted.lease_token, each.wanted.lease_seconds) for each in beats]
         )
         for each in beats:
             lease = leases.get(each.job_id)

@@ -1,12 +1,10 @@
 """The bulk runner: takes the steps of bulk operations, small ones, with rests between them."""
 
 import time
-from typing import Any
 
 from app.events.hub import Hub
 from app.loops.loop import Loop
 from app.store import bulk
-from app.store.changes import Changes
 from app.store.database import Database
 
 # It rests twice as long as it works, so that whoever submits in the meantime hardly notices.
@@ -23,11 +21,7 @@ class BulkRunner(Loop):
         self._hub = hub
         self._forgot_at = 0.0
         super().__init__("bulk-runner", self._run_once, interval=POLL_SECONDS)
-        hub.subscribe(self._heard)
-
-    def _heard(self, changes: Changes[Any]) -> None:
-        if changes.operations:
-            self.wake()
+        hub.wakes(self, lambda changes: bool(changes.operations))
 
     async def _run_once(self) -> float | None:
         began = time.perf_counter()

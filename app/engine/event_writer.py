@@ -22,6 +22,7 @@ from app.events.live_output import LiveOutput, LiveOutputs, Part, width
 from app.loops.batcher import Batcher
 from app.store.database import Database
 from app.store.events import Appended, NewEvent, append
+from app.store.job import ClaimedJob
 
 log = structlog.get_logger()
 
@@ -69,15 +70,13 @@ def _weight(event: NewEvent) -> int:
 class Transcript:
     """What one run says. `say` never waits; `finish` returns when everything is written down."""
 
-    def __init__(
-        self, event_writer: EventWriter, job_id: str, lease_token: str, attempt: int, run: int
-    ) -> None:
-        """`run` is the seq of the claim: unlike the attempt's number, no two runs share it."""
-        self._run = run
+    def __init__(self, event_writer: EventWriter, job: ClaimedJob) -> None:
         self._event_writer = event_writer
-        self._job_id = job_id
-        self._lease_token = lease_token
-        self._attempt = attempt
+        self._job_id = job.id
+        self._lease_token = job.lease_token
+        self._attempt = job.attempt
+        # The seq of the claim: unlike the attempt's number, no two runs share it.
+        self._run = job.seq
         self._live: LiveOutput | None = None
         self._unwritten: list[Part] = []
         self._written = 0

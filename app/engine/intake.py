@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 
 from app.errors import ForemanError, InvalidRequest
 from app.events.hub import Hub
@@ -30,32 +31,16 @@ RESOLVE_SECONDS = 1.0
 class Intake:
     """`submit` returns once the jobs are safely in the database."""
 
-    def __init__(
-        self,
-        database: Database,
-        hub: Hub,
-        book: QueueBook,
-        checks: "SubmissionChecks",
-    ) -> None:
+    def __init__(self, database: Database, hub: Hub, book: QueueBook, checks: "SubmissionChecks") -> None:
         self._database = database
         self._hub = hub
         self._book = book
         self._checks = checks
         self._known_queues: Remembered[str, None] = Remembered()
         self.managed = ManagedEnqueue(database, book)
-        self._plain: Batcher[Submission, Receipt] = Batcher(
-            self._flush,
-            max_weight=MAX_ROWS,
-            weight=lambda submission: len(submission.jobs),
-            size=submission_bytes,
-        )
+        self._plain = self._batcher(partial(enqueue.enqueue, database))
         # By a way of their own: whoever has to wait for a key's lock does not hold up the others.
-        self._managed: Batcher[Submission, Receipt] = Batcher(
-            self._flush_managed,
-            max_weight=MAX_ROWS,
-            weight=lambda submission: len(submission.jobs),
-            size=submission_bytes,
-        )
+        self._managed = self._batcher(self.managed.enqueue)
 
     async def submit(self, submission: Submission) -> Receipt:
         managed = await self.check(submission)
@@ -89,17 +74,16 @@ class Intake:
         await self._plain.drain()
         await self._managed.drain()
 
-    async def _flush(self, submissions: Sequence[Submission]) -> list[Receipt | Exception]:
-        await self.know_queues(submissions)
-        changes = await enqueue.enqueue(self._database, submissions)
-        self._hub.announce(changes)
-        return changes.answers
+    def _batcher(
+        self, write: Callable[[Sequence[Submission]], Awaitable[enqueue.Enqueued]]
+    ) -> Batcher[Submission, Receipt]:
+        async def flush(submissions: Sequence[Submission]) -> list[Receipt | Exception]:
+            await self.know_queues(submissions)
+            changes = await write(submissions)
+            self._hub.announce(changes)
+            return changes.answers
 
-    async def _flush_managed(self, submissions: Sequence[Submission]) -> list[Receipt | Exception]:
-        await self.know_queues(submissions)
-        changes = await self.managed.enqueue(submissions)
-        self._hub.announce(changes)
-        return changes.answers
+        return Batcher(flush, max_weight=MAX_ROWS, weight=lambda each: len(each.jobs), size=submission_bytes)
 
     async def know_queues(self, submissions: Sequence[Submission]) -> None:
         """Remember new queues, so that operators find them."""

@@ -6,6 +6,7 @@ from app.loops.batcher import Batcher
 from app.store.database import Database
 from app.store.settle import Lease, heartbeat
 
+# A job, its lease token, and for how long if not as before.
 Beat = tuple[str, str, float | None]
 
 
@@ -16,16 +17,9 @@ class Leases:
             self._flush, max_weight=1000, weight=len
         )
 
-    async def renew(
-        self, leases: Sequence[tuple[str, str]], seconds: Sequence[float | None] | None = None
-    ) -> dict[str, Lease]:
+    async def renew(self, beats: Sequence[Beat]) -> dict[str, Lease]:
         """By job id; those missing from the answer are lost."""
-        return await self._batcher.put(
-            [
-                (job_id, token, each)
-                for (job_id, token), each in zip(leases, seconds or [None] * len(leases), strict=True)
-            ]
-        )
+        return await self._batcher.put(beats)
 
     async def _flush(self, groups: Sequence[Sequence[Beat]]) -> list[dict[str, Lease] | Exception]:
         beats = [beat for group in groups for beat in group]

@@ -1,36 +1,29 @@
 """Pools: how many jobs of which lanes may run at once, and who runs them."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from app.executors.protocol import Executor
 from app.jobs.lanes import parse_llm_lane
 
 
+@dataclass(slots=True, eq=False)
 class Pool:
     """Slots for the lanes it accepts. One executor serves it."""
 
-    def __init__(
-        self,
-        name: str,
-        executor: Executor,
-        slots: int,
-        accepts: Callable[[str], bool],
-        *,
-        live: bool = False,
-    ) -> None:
-        self.name = name
-        # Somebody may be waiting on the line: the feed is open from the claim on, not from the first word.
-        self.live = live
-        self.on_settled: Callable[[], None] = lambda: None
-        self.executor = executor
-        self.slots = slots
-        self.accepts = accepts
-        # Queues that may have work for it, and in which lanes.
-        self.known: dict[str, set[str]] = {}
-        # Claimed and not yet executed to the end.
-        self.running = 0
-        # Executed, and waiting for their settlement to be committed.
-        self.settling = 0
+    name: str
+    executor: Executor
+    slots: int
+    accepts: Callable[[str], bool]
+    # Somebody may be waiting on the line: the feed is open from the claim on, not from the first word.
+    live: bool = False
+    on_settled: Callable[[], None] = lambda: None
+    # Queues that may have work for it, and in which lanes.
+    known: dict[str, set[str]] = field(default_factory=dict)
+    # Claimed and not yet executed to the end.
+    running: int = 0
+    # Executed, and waiting for their settlement to be committed.
+    settling: int = 0
 
     @property
     def free(self) -> int:

@@ -3,11 +3,8 @@
 It sleeps until the next job is due, at most a poll interval, and is woken when a sooner one arrives.
 """
 
-from typing import Any
-
 from app.events.hub import Hub
 from app.loops.loop import Loop
-from app.store.changes import Changes
 from app.store.database import Database
 from app.store.promote import promote, seconds_until_next_due
 
@@ -22,11 +19,7 @@ class Promoter(Loop):
         self._hub = hub
         self._poll_seconds = poll_seconds
         super().__init__("promoter", self._run_once, interval=poll_seconds)
-        hub.subscribe(self._heard)
-
-    def _heard(self, changes: Changes[Any]) -> None:
-        if changes.delayed:
-            self.wake()
+        hub.wakes(self, lambda changes: bool(changes.delayed))
 
     async def _run_once(self) -> float | None:
         promoted = await promote(self._database, BATCH)

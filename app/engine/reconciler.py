@@ -1,10 +1,7 @@
 """The reconciler: after a change of a queue's settings, brings the jobs that are there in line with it."""
 
-from typing import Any
-
 from app.events.hub import Hub
 from app.loops.loop import Loop
-from app.store.changes import Changes
 from app.store.database import Database
 from app.store.queues import QueueBook
 from app.store.reconcile import SETTLING_SECONDS, reconcile
@@ -18,11 +15,7 @@ class Reconciler(Loop):
         self._hub = hub
         self._book = book
         super().__init__("reconciler", self._run_once, interval=sweep_seconds)
-        hub.subscribe(self._heard)
-
-    def _heard(self, changes: Changes[Any]) -> None:
-        if changes.settings:
-            self.wake()
+        hub.wakes(self, lambda changes: bool(changes.settings))
 
     async def _run_once(self) -> float | None:
         changes = await reconcile(self._database, self._book)

@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from app.config import Settings
 from app.engine.settler import Settler
 from app.errors import Unavailable
 from app.events.hub import Hub
@@ -66,20 +67,13 @@ class Claimer:
 
 class RemoteClaims:
     def __init__(
-        self,
-        database: Database,
-        hub: Hub,
-        claims: Claims,
-        settler: Settler,
-        poll_seconds: float,
-        lease_seconds: float,
+        self, database: Database, hub: Hub, claims: Claims, settler: Settler, settings: Settings
     ) -> None:
         self._database = database
         self._hub = hub
-        self._poll_seconds = poll_seconds
         self._claims = claims
         self._settler = settler
-        self._lease_seconds = lease_seconds
+        self._settings = settings
         self._counters: Remembered[tuple[str, Lanes], Batcher[Claimant, Jobs]] = Remembered(MAX_COUNTERS)
         # By queue, then by what they wait for there.
         self._waiting: dict[str, dict[str | AnyLane, set[Claimer]]] = {}
@@ -116,7 +110,9 @@ class RemoteClaims:
     def give_back(self, jobs: Jobs) -> None:
         """Return to the queue what nobody waits for any more; by way of the settler, which keeps trying."""
         for job in jobs:
-            self._spawn(job)
+            task = asyncio.create_task(self._release(job))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     # -- waiting -------------------------------------------------------------------------------------
 
@@ -156,7 +152,7 @@ class RemoteClaims:
     def _rest(self, queues: Sequence[str]) -> float:
         """Until the next look, when nobody says that there is something."""
         closed = [self._claims.closed_seconds(queue) for queue in queues]
-        return min([self._poll_seconds, *(seconds for seconds in closed if seconds is not None)])
+        return min([self._settings.poll_seconds, *(seconds for seconds in closed if seconds is not None)])
 
     # -- looking -------------------------------------------------------------------------------------
 
@@ -188,7 +184,7 @@ class RemoteClaims:
 
     def _claimant(self, claimer: Claimer, queue: str, room: int) -> Claimant:
         lease_seconds = claimer.claimant.lease_seconds or self._claims.lease_seconds(
-            queue, self._lease_seconds
+            queue, self._settings.lease_seconds
         )
         return replace(claimer.claimant, limit=room, lease_seconds=lease_seconds)
 
@@ -204,11 +200,6 @@ class RemoteClaims:
     def _unheard(self, answer: "asyncio.Future[Jobs]") -> None:
         if not answer.cancelled() and answer.exception() is None:
             self.give_back(answer.result())
-
-    def _spawn(self, job: LeasedJob) -> None:
-        task = asyncio.create_task(self._release(job))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _release(self, job: LeasedJob) -> None:
         try:

@@ -20,7 +20,6 @@ from app.jobs.submission import MAX_METADATA_ENTRIES, NewJob, parse_job
 from app.loops.loop import Loop
 from app.loops.off_loop import off_loop
 from app.store import schedules
-from app.store.changes import Changes
 from app.store.database import Database
 from app.store.enqueue import Enqueued
 from app.store.idempotency import Receipt, Submission
@@ -45,11 +44,7 @@ class Scheduler(Loop):
         self._intake = intake
         self._poll_seconds = poll_seconds
         super().__init__("scheduler", self._run_once, interval=poll_seconds)
-        hub.subscribe(self._heard)
-
-    def _heard(self, changes: Changes[Any]) -> None:
-        if changes.schedules:
-            self.wake()
+        hub.wakes(self, lambda changes: bool(changes.schedules))
 
     async def _run_once(self) -> float | None:
         while await self._tick():

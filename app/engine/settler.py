@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from functools import partial
 
 import orjson
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
@@ -37,15 +38,13 @@ class Settler:
         try:
             return await self._batcher.put(settlement)
         except Unavailable:
-            async for attempt in AsyncRetrying(
+            patiently = AsyncRetrying(
                 retry=retry_if_exception_type(Unavailable),
                 stop=stop_after_delay(PATIENCE_SECONDS),
                 wait=wait_random_exponential(0.2, 1),
                 reraise=True,
-            ):
-                with attempt:
-                    return await self._batcher.put(settlement)
-        raise AssertionError("unreachable")
+            )
+            return await patiently(self._batcher.put, settlement)
 
     async def settle_many(self, settlements: Sequence[Settlement]) -> Sequence[Settled]:
         """A batch of its own, in one commit; at most one settlement per job."""
@@ -72,33 +71,22 @@ def _size(settlement: Settlement) -> int:
 
 def as_settlement(job_id: str, lease_token: str, outcome: Outcome) -> Settlement:
     """Each outcome is exactly one verb."""
+    settlement = partial(Settlement, job_id, lease_token)
     match outcome:
         case Succeeded(result, usage):
-            return Settlement(job_id, lease_token, Verb.COMPLETE, result=result, usage=usage)
+            return settlement(Verb.COMPLETE, result=result, usage=usage)
         case Failed(error):
-            return Settlement(job_id, lease_token, Verb.FAIL, error=error_json(error))
-        case Retry(error, delay_seconds):
-            return Settlement(
-                job_id,
-                lease_token,
-                Verb.RETRY,
-                error=error_json(error),
-                delay_seconds=delay_seconds,
-                jitter=_dice_jitter(),
-            )
-        case Deferred(delay_seconds, reason, error):
-            return Settlement(
-                job_id,
-                lease_token,
-                Verb.DEFER,
-                delay_seconds=delay_seconds,
-                reason=reason,
-                error=error_json(error) if error else None,
-            )
-        case Released(reason, delay_seconds):
-            return Settlement(job_id, lease_token, Verb.RELEASE, reason=reason, delay_seconds=delay_seconds)
+            return settlement(Verb.FAIL, error=error_json(error))
+        case Retry(error, delay):
+            spread = jitter(random.random())
+            return settlement(Verb.RETRY, error=error_json(error), delay_seconds=delay, jitter=spread)
+        case Deferred(delay, reason, error):
+            said = error_json(error) if error else None
+            return settlement(Verb.DEFER, delay_seconds=delay, reason=reason, error=said)
+        case Released(reason, delay):
+            return settlement(Verb.RELEASE, reason=reason, delay_seconds=delay)
         case Cancelled(reason):
-            return Settlement(job_id, lease_token, Verb.CANCEL, reason=reason)
+            return settlement(Verb.CANCEL, reason=reason)
 
 
 def error_json(error: JobError) -> str:
@@ -108,7 +96,3 @@ def error_json(error: JobError) -> str:
     if error.status is not None:
         said["status"] = error.status
     return orjson.dumps(said).decode()
-
-
-def _dice_jitter() -> float:
-    return jitter(random.random())

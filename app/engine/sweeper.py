@@ -2,6 +2,7 @@
 
 import structlog
 
+from app.config import Settings
 from app.events.hub import Hub
 from app.loops.loop import Loop
 from app.store.database import Database
@@ -17,23 +18,14 @@ GRACE_SECONDS, LEAST_GRACE_SECONDS = 5.0, 3.0
 class Sweeper(Loop):
     """Any replica may run it; one at a time does."""
 
-    def __init__(
-        self,
-        database: Database,
-        hub: Hub,
-        *,
-        sweep_seconds: float,
-        cancel_grace_seconds: float,
-        lease_seconds: float,
-    ) -> None:
+    def __init__(self, database: Database, hub: Hub, settings: Settings) -> None:
         self._database = database
         self._hub = hub
-        self._grace = cancel_grace_seconds
-        self._sweep_seconds = sweep_seconds
-        self._watchfulness = Watchfulness(
-            sweep_seconds, min(GRACE_SECONDS, max(LEAST_GRACE_SECONDS, lease_seconds))
-        )
-        super().__init__("sweeper", self._run_once, interval=sweep_seconds)
+        self._grace = settings.cancel_grace_seconds
+        self._sweep_seconds = settings.sweep_seconds
+        grace = min(GRACE_SECONDS, max(LEAST_GRACE_SECONDS, settings.lease_seconds))
+        self._watchfulness = Watchfulness(self._sweep_seconds, grace)
+        super().__init__("sweeper", self._run_once, interval=self._sweep_seconds)
 
     async def _run_once(self) -> float | None:
         try:

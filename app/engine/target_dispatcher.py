@@ -11,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from app.config import Settings
 from app.engine.pools import Pool, is_llm_lane
 from app.engine.slots import SlotKeeper
 from app.engine.worker import Worker
@@ -19,7 +20,7 @@ from app.events.hub import Hub
 from app.executors.llm import LlmExecutor, UnservedExecutor
 from app.loops.loop import Loop
 from app.store.changes import Changes
-from app.store.claims import Claimant, Claims
+from app.store.claims import Claimant
 from app.store.database import Database
 from app.store.heads import Head, HeadsWalk, heads_of
 from app.store.job import ClaimedJob
@@ -39,35 +40,26 @@ class TargetDispatcher(Loop):
     """One per worker process."""
 
     def __init__(
-        self,
-        database: Database,
-        hub: Hub,
-        registry: Registry,
-        worker: Worker,
-        claims: Claims,
-        *,
-        patience_seconds: float,
-        poll_seconds: float,
+        self, database: Database, hub: Hub, registry: Registry, worker: Worker, settings: Settings
     ) -> None:
         self._database = database
         self._hub = hub
         self._registry = registry
         self._worker = worker
-        self._patience = patience_seconds
-        self._claims = claims
+        self._patience = settings.affinity_patience_seconds
         self._pools: dict[str, tuple[Target, Pool]] = {}
         # Pools of targets as they were configured before, while they still run jobs.
         self._retired: list[Pool] = []
         self._unserved = self._pool("unserved", UNSERVED_SLOTS, None)
         self.slots = SlotKeeper(database, worker.name, self._running_on)
-        self._poll_seconds = poll_seconds
+        self._poll_seconds = settings.poll_seconds
         # Where work was announced since the last look, where that look saw some, whether it left any behind.
         self._hinted: set[tuple[str, str]] = set()
         self._queues: set[str] = set()
         self._walk = HeadsWalk(database)
         self._backlog = True
         self._looked = 0.0
-        super().__init__("dispatcher", self._round, interval=poll_seconds)
+        super().__init__("dispatcher", self._round, interval=settings.poll_seconds)
         hub.subscribe(self._heard)
         registry.on_ready(self._targets_ready)
         registry.on_change(self._look_anew)
@@ -94,11 +86,8 @@ class TargetDispatcher(Loop):
     def _pool(self, name: str, slots: int, target: Target | None) -> Pool:
         executor = UnservedExecutor() if target is None else LlmExecutor(target)
         pool = Pool(name, executor, slots, lambda _: False, live=True)
-        pool.on_settled = self._settled
+        pool.on_settled = self.wake
         return pool
-
-    def _settled(self) -> None:
-        self.wake()
 
     def _pool_of(self, target: Target) -> Pool:
         known = self._pools.get(target.name)
@@ -231,7 +220,7 @@ class TargetDispatcher(Loop):
     ) -> list[ClaimedJob]:
         """One queue's trouble is not the others'; when it is asked again is up to `Claims`."""
         try:
-            changes = await self._claims.claim(queue, lanes, [claimant], runs_on=runs_on)
+            changes = await self._worker.claims.claim(queue, lanes, [claimant], runs_on=runs_on)
         except Unavailable:
             raise
         except Exception:

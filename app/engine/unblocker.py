@@ -24,13 +24,7 @@ AGAIN_SECONDS = 0.02
 
 
 class Unblocker(Loop):
-    def __init__(
-        self,
-        database: Database,
-        hub: Hub,
-        book: QueueBook,
-        repair_seconds: float,
-    ) -> None:
+    def __init__(self, database: Database, hub: Hub, book: QueueBook, repair_seconds: float) -> None:
         self._database = database
         self._hub = hub
         self._book = book

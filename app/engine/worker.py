@@ -7,6 +7,8 @@ forgets its lanes again. What no pool runs is not remembered at all.
 
 import asyncio
 import math
+import os
+import socket
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from app.config import Settings
 from app.engine.event_writer import EventWriter, Transcript
 from app.engine.pools import Pool
 from app.engine.settler import Settler, as_settlement
@@ -84,7 +87,7 @@ class Run:
 
     def _transcript(self) -> Transcript:
         if self.transcript is None:
-            self.transcript = self.worker.transcript_of(self)
+            self.transcript = Transcript(self.worker.event_writer, self.job)
         return self.transcript
 
     def open_feed(self) -> None:
@@ -94,7 +97,7 @@ class Run:
 class Worker:
     """Claims for its pools and runs what it claimed."""
 
-    def __init__(  # noqa: PLR0913 - what it works with, each a part of its own
+    def __init__(
         self,
         database: Database,
         hub: Hub,
@@ -102,28 +105,24 @@ class Worker:
         event_writer: EventWriter,
         claims: Claims,
         pools: list[Pool],
-        *,
-        name: str,
-        lease_seconds: float,
-        poll_seconds: float,
-        grace_seconds: float,
+        settings: Settings,
     ) -> None:
-        self.name = name
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._database = database
         self._hub = hub
         self._settler = settler
-        self._event_writer = event_writer
+        self.event_writer = event_writer
         self._pools = pools
-        self._claims = claims
-        self._lease_seconds = lease_seconds
-        self._poll_seconds = poll_seconds
-        self._grace_seconds = grace_seconds
+        self.claims = claims
+        self._lease_seconds = settings.lease_seconds
+        self._poll_seconds = settings.poll_seconds
+        self._grace_seconds = settings.shutdown_grace_seconds
         self._walk = HeadsWalk(database)
         self._last_poll = 0.0
         self._runs: dict[str, Run] = {}
         self._stopping = False
-        self._claimer = Loop("worker", self._claim_round, interval=poll_seconds)
-        self._renew_seconds = min(lease_seconds / 3, 5)
+        self._claimer = Loop("worker", self._claim_round, interval=settings.poll_seconds)
+        self._renew_seconds = min(settings.lease_seconds / 3, 5)
         # Back soon after an outage: the sweepers wait for it, but not for long (store/sweep.py).
         self._keeper = Loop(
             "lease-keeper", self._renew, interval=self._renew_seconds, longest_retry=RENEW_RETRY_SECONDS
@@ -138,7 +137,7 @@ class Worker:
 
     def claimant(self, queue: str, limit: int) -> Claimant:
         """What this worker claims in a queue with: its name, and the queue's lease or the server's."""
-        return Claimant(self.name, limit, self._claims.lease_seconds(queue, self._lease_seconds))
+        return Claimant(self.name, limit, self.claims.lease_seconds(queue, self._lease_seconds))
 
     async def stop(self) -> None:
         """Claim no more; let runs finish within the grace; give the rest back to the queue."""
@@ -158,7 +157,7 @@ class Worker:
 
     def _heard(self, changes: Changes[Any]) -> None:
         for queue in changes.room:
-            self._claims.place_freed(queue)
+            self.claims.place_freed(queue)
         learnt = [self._learn(queue, lane) for queue, lane in changes.work]
         if changes.room or changes.settings or any(learnt):
             self._claimer.wake()
@@ -185,7 +184,7 @@ class Worker:
         again = False
         for pool in self._pools:
             again |= await self._claim_for(pool)
-        return 0 if again else min(self._poll_seconds, self._claims.seconds_until_open())
+        return 0 if again else min(self._poll_seconds, self.claims.seconds_until_open())
 
     async def _claim_for(self, pool: Pool) -> bool:
         """Ask the queues with work for this pool, each in turn; True when there may be more."""
@@ -194,7 +193,7 @@ class Worker:
         for queue in list(pool.known):
             if self._stopping or not pool.free:
                 return False
-            if self._claims.closed_seconds(queue) is not None:
+            if self.claims.closed_seconds(queue) is not None:
                 continue
             asked += 1
             if asked > QUEUES_A_TURN:
@@ -219,16 +218,16 @@ class Worker:
             return False
         more = True
         try:
-            changes = await self._claims.claim(queue, lanes, [self.claimant(queue, limit)])
+            changes = await self.claims.claim(queue, lanes, [self.claimant(queue, limit)])
             self._hub.announce(changes)
             claimed = changes.answers
             if claimed:
                 self.begin(pool, claimed)
-            more = len(claimed) == limit or self._claims.closed_seconds(queue) is not None
+            more = len(claimed) == limit or self.claims.closed_seconds(queue) is not None
         finally:
             if more:
                 pool.known.setdefault(queue, set()).update(lanes)
-        return more and self._claims.closed_seconds(queue) is None and pool.free > 0
+        return more and self.claims.closed_seconds(queue) is None and pool.free > 0
 
     # -- running -------------------------------------------------------------------------------------
 
@@ -303,26 +302,13 @@ class Worker:
                 return None
             return Cancelled() if run.cancel_requested else Released()
         except TimeoutError:
-            return Retry(
-                JobError(
-                    "attempt_timeout", "The attempt took longer than max_duration_seconds.", retryable=True
-                )
-            )
+            return _again("attempt_timeout", "The attempt took longer than max_duration_seconds.")
         except Unavailable:
             # The database went away under the run. The lease decides what happens next.
-            return Retry(
-                JobError("unavailable", "The database was not reachable during the run.", retryable=True)
-            )
+            return _again("unavailable", "The database was not reachable during the run.")
         except Exception as problem:
             log.exception("worker.executor_crashed", job_id=job.id, kind=job.kind)
-            return Retry(
-                JobError(
-                    "executor_crashed", f"The executor crashed: {type(problem).__name__}.", retryable=True
-                )
-            )
-
-    def transcript_of(self, run: Run) -> Transcript:
-        return Transcript(self._event_writer, run.job.id, run.job.lease_token, run.job.attempt, run.job.seq)
+            return _again("executor_crashed", f"The executor crashed: {type(problem).__name__}.")
 
     async def start_run(self, run: Run) -> None:
         """loading → working."""
@@ -367,3 +353,7 @@ class Worker:
         # Once executed, the settlement on its way must not be cut off.
         if run.task is not None and run.executing:
             run.task.cancel()
+
+
+def _again(code: str, message: str) -> Retry:
+    return Retry(JobError(code, message, retryable=True))

@@ -16,7 +16,7 @@ import orjson
 from app.errors import InvalidRequest, NotFound, Unavailable
 from app.events.hub import Hub, Watch
 from app.events.live_output import LiveOutput, LiveOutputs, Part, width
-from app.jobs.results import completion
+from app.jobs.artifacts import completion
 from app.jobs.states import TERMINAL
 from app.store.database import Database
 from app.store.events import Event, Page, Want
@@ -46,19 +46,15 @@ class Restarted:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """How a job stands when it is followed no further; `result` and `error` are JSON text."""
+class Ended:
+    """The job ended, or the server is closing: then its state is not terminal. Comes last.
+
+    `result` and `error` are JSON text.
+    """
 
     state: str
     result: str | None
     error: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The job ended, or the server is closing: then its state is not terminal. Comes last."""
-
-    job: Ending
 
 
 Followed = Output | Quiet | Restarted | Ended
@@ -140,7 +136,7 @@ class Follower:
                     async for each in self._follow_live(live, watch, quiet_seconds):
                         yield each
                 if live.result is not None and self._has_heard(live):
-                    yield Ended(Ending("done", live.result, None))
+                    yield Ended("done", live.result, None)
                     return
             page = await self._page_when_there(watch)
             if page is None:
@@ -219,7 +215,7 @@ class Follower:
         # It may have been revived in this very moment.
         if job.state not in TERMINAL and not self._hub.closing:
             return []
-        return [*self._rest_of(job), Ended(Ending(job.state, job.result, job.error))]
+        return [*self._rest_of(job), Ended(job.state, job.result, job.error)]
 
     async def _job(self) -> Job:
         job = await get_job(self._database, self._job_id, self._tenant)

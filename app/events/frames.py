@@ -14,7 +14,7 @@ from app.dialects.neutral import Part
 from app.dialects.protocol import Dialect
 from app.dialects.shapes import Frame, Kind, as_dict, asks_for_usage
 from app.dialects.translate import ResponseTranslator
-from app.events.follow import Ending
+from app.events.follow import Ended
 from app.jobs.states import LIVE
 from app.store.job import Job
 
@@ -58,7 +58,7 @@ class Frames:
         """In NDJSON: keeps the connection alive. Clients take it for an empty answer."""
         return self._translator.writer.say("", datetime.now(UTC))
 
-    def ended(self, job: Ending) -> list[Frame]:
+    def ended(self, job: Ended) -> list[Frame]:
         """How the job ended, by its last state."""
         if job.state == "done":
             result = as_dict(orjson.loads(job.result or "{}"))

@@ -88,7 +88,7 @@ class Hub:
         self._untold: Changes[None] = Changes()
         self._metrics: dict[Counted, Any] = {}
         self._connection: notices.Listener | None = None
-        self._closing = False
+        self.closing = False
         self._sent = 0.0
         self._looked = 0.0
         self._sender = Loop("hub-sender", self._send, interval=3600)
@@ -108,15 +108,11 @@ class Hub:
 
     def close_watches(self) -> None:
         """Shutting down: everyone who waits on the line is answered now, with what there is."""
-        self._closing = True
+        self.closing = True
         for watches in self._watches.values():
             for watch in watches:
                 watch.ring()
         self._changed_somewhere()
-
-    @property
-    def closing(self) -> bool:
-        return self._closing
 
     # -- telling ---------------------------------------------------------------------------------
 
@@ -170,6 +166,10 @@ class Hub:
         """Be told of all changes that are announced here, and of what crosses from other processes."""
         self._listeners.append(listener)
 
+    def wakes(self, loop: Loop, concerns: Callable[[Changes[Any]], bool]) -> None:
+        """Let the loop run at once after changes that concern it."""
+        self.subscribe(lambda changes: loop.wake() if concerns(changes) else None)
+
     @contextlib.contextmanager
     def any_change(self, callback: OnChange) -> Iterator[None]:
         """Be told that something changed somewhere, not what."""
@@ -182,7 +182,7 @@ class Hub:
     @contextlib.contextmanager
     def watch(self, job_id: str) -> Iterator[Watch]:
         watch = Watch(job_id)
-        if self._closing:
+        if self.closing:
             watch.ring()
         self._watches.setdefault(job_id, set()).add(watch)
         WATCHED.inc()

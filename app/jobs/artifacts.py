@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import msgspec
 import orjson
 
-from app.jobs.results import completion
+from app.jobs.lanes import LLM_KINDS
 
 INLINE_LIMIT = 256 * 1024
 # The artifact that every LLM job has: its answer.
@@ -38,3 +39,41 @@ def artifact_url(job_id: str, name: str) -> str:
 
 def completion_type(kind: str) -> str:
     return "application/json" if kind == "embed" else "text/plain; charset=utf-8"
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message | None = None
+    text: str | None = None
+
+
+class _LlmResult(msgspec.Struct):
+    message: _Message | None = None
+    response: str | None = None
+    # Not "or None": in a union, Raw would take nothing but null.
+    embeddings: msgspec.Raw = msgspec.Raw(b"null")
+    embedding: msgspec.Raw = msgspec.Raw(b"null")
+    choices: list[_Choice] | None = None
+    data: msgspec.Raw = msgspec.Raw(b"null")
+
+
+def completion(kind: str, result: str | None) -> str | None:
+    """The text that an LLM job produced, read out of its result in either dialect; None for other kinds."""
+    if kind not in LLM_KINDS or result is None:
+        return None
+    try:
+        found = msgspec.json.decode(result, type=_LlmResult)
+    except msgspec.MsgspecError:
+        return None
+    for vectors in (found.embeddings, found.embedding, found.data):
+        if bytes(vectors) != b"null":
+            return bytes(vectors).decode()
+    if found.message is not None:
+        return found.message.content or ""
+    if found.choices:
+        first = found.choices[0]
+        return (first.message.content if first.message else first.text) or ""
+    return found.response or ""

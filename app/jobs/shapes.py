@@ -1,5 +1,6 @@
 """From the bytes of a request to a checked shape: one way for all that come as JSON."""
 
+import re
 from collections.abc import Callable
 from datetime import datetime
 from functools import cache
@@ -8,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from app.dialects.protocol import AnyObject
 from app.errors import InvalidRequest
 from app.jobs import verbatim
 from app.jobs.submission import explain, invalid
@@ -17,8 +19,15 @@ Count = Annotated[int, Meta(ge=0)]
 Number = Annotated[float, Meta(ge=0)]
 JobId = Annotated[str, Meta(pattern="^[0-7][0-9A-HJKMNP-TV-Z]{25}$", description="A ULID.")]
 
+# From here on the entries are counted before any of them is kept: millions of numbers or empty objects fit
+# into a body, and keeping them would take a hundred times its room.
+COUNTED_BYTES = 1024 * 1024
+
+_decode_entries = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_unkept = msgspec.json.Decoder(list[AnyObject]).decode
 
 Shape = TypeVar("Shape", bound=msgspec.Struct)
+Entry = TypeVar("Entry")
 
 
 def decode(body: bytes, shape: type[Shape], max_depth: int = verbatim.DEFAULT_MAX_DEPTH) -> Shape:
@@ -49,3 +58,43 @@ def _tools(shape: type[msgspec.Struct]) -> tuple[Callable[[bytes], Any], Callabl
 @cache
 def _names(shape: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(shape.__struct_encode_fields__)
+
+
+def parse_batch(
+    body: bytes, name: str, parse: Callable[[bytes], Entry], *, most: int, max_depth: int
+) -> list[Entry]:
+    """What `parse` makes of each entry of a body such as `{"jobs": [...]}`.
+
+    One wrong entry spoils them all. Raises InvalidRequest that names the first by its index.
+    """
+    parts = verbatim.members(body, max_depth)
+    unknown = sorted(parts.keys() - {name})
+    if unknown:
+        raise invalid(unknown[0], "is not a known field")
+    if name not in parts:
+        raise invalid(name, "is required")
+    parsed = []
+    for index, entry in enumerate(_entries(name, parts[name], most)):
+        try:
+            parsed.append(parse(bytes(entry)))
+        except InvalidRequest as problem:
+            raise InvalidRequest(
+                f"{name}[{index}]: {problem.detail}", index=index, errors=problem.extra.get("errors", [])
+            ) from problem
+    return parsed
+
+
+def _entries(name: str, array: msgspec.Raw, most: int) -> list[msgspec.Raw]:
+    try:
+        number = len(_decode_unkept(array)) if memoryview(array).nbytes > COUNTED_BYTES else 1
+        entries = _decode_entries(array) if number <= most else []
+    except msgspec.ValidationError as problem:
+        wrong = re.search(r"\$\[(\d+)\]", str(problem))
+        if wrong is None:
+            raise invalid(name, "must be an array") from problem
+        raise InvalidRequest(
+            f"{name}[{wrong[1]}]: must be an object", index=int(wrong[1]), errors=[]
+        ) from problem
+    if not 1 <= len(entries) <= most:
+        raise invalid(name, f"must have 1 to {most} entries")
+    return entries

@@ -167,40 +167,29 @@ def parse_job(body: bytes, tenant: str, max_depth: int = verbatim.DEFAULT_MAX_DE
     _check_pairs(fields)
     metadata = bytes(parts["metadata"]).decode() if fields.metadata else None
     if fields.kind not in lanes.LLM_KINDS:
-        return new_job(
-            tenant, fields, _payload(parts), lanes.kind_lane(fields.kind, tenant), metadata=metadata
-        )
+        return new_job(tenant, fields, _payload(parts), metadata=metadata)
     try:
         llm = _decode_llm(body)
     except msgspec.ValidationError as problem:
         raise explain(parts, LlmBody) from problem
     payload = verbatim.assemble(parts, EXTENSION_FIELDS)
-    return new_llm_job(tenant, fields, payload, llm.model, llm.options, metadata=metadata)
-
-
-def new_llm_job(
-    tenant: str,
-    fields: Extensions,
-    payload: str,
-    model: str,
-    options: RunnerOptions | None,
-    *,
-    metadata: str | None = None,
-) -> NewJob:
-    lane = lanes.llm_lane(model, _options_key(options), fields.target)
-    return new_job(tenant, fields, payload, lane, model=model, metadata=metadata)
+    return new_job(tenant, fields, payload, llm.model, llm.options, metadata=metadata)
 
 
 def new_job(
     tenant: str,
     fields: Extensions,
     payload: str,
-    lane: str,
-    *,
     model: str | None = None,
+    options: RunnerOptions | None = None,
+    *,
     metadata: str | None = None,
 ) -> NewJob:
-    """The row of a job whose fields were checked; `metadata` is their JSON."""
+    """The row of a job whose fields were checked, with the model of an LLM job; `metadata` is their JSON."""
+    if model is None:
+        lane = lanes.kind_lane(fields.kind, tenant)
+    else:
+        lane = lanes.llm_lane(model, _options_key(options), fields.target)
     return NewJob(
         id=new_id(),
         tenant=tenant,

@@ -17,7 +17,7 @@ while. Closed at once with input unread, the connection would be reset, and the 
 
 After a restart all event streams come back at once, and a thousand requests may be readable in one turn of
 the loop. Those are read a few at a time, so that whoever submits a job meanwhile is not behind all of them
-(app/api/stream_routes.py then limits what it takes to begin them). So is a body in very small chunks: a
+(app/api/edge.py then limits what it takes to begin them). So is a body in very small chunks: a
 thousand of a byte cost more to read than a megabyte in one.
 """
 
@@ -28,8 +28,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from app.api.edge import EVENT_STREAM
 from app.api.problems import problem_body
-from app.api.stream_routes import EVENT_STREAM
 from app.errors import ForemanError, HeadersTooLarge, MethodNotAllowed, RequestTimeout, Unparsable
 from app.server.connection import Connection, Flow
 from app.server.framing import (

@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
+from app.config import Settings
 from app.errors import Unavailable
 from app.events.hub import Hub
 from app.jobs.retry import jitter
@@ -28,8 +29,7 @@ from app.store.database import Database
 from app.store.outbox import DueDelivery, Try, Wanted
 from app.telemetry import WEBHOOK_CIRCUITS, WEBHOOK_SECONDS, WEBHOOK_TRIES, WEBHOOKS_IN_FLIGHT
 from app.webhooks.circuit import OVERDUE_AT_ONCE, OVERDUE_SECONDS, Receiver
-from app.webhooks.message import MAX_RESULT_BYTES
-from app.webhooks.send import Sender, Verdict
+from app.webhooks.send import MAX_RESULT_BYTES, Sender, Verdict
 
 log = structlog.get_logger()
 
@@ -44,6 +44,8 @@ MAX_RECORD = 200
 # Jobs with webhooks that this process has seen: a change of one is a hint. Others are found by polling.
 MAX_JOBS = 20_000
 FORGET_SECONDS = 600.0
+# How long what is being sent may take when the server stops.
+GRACE_SECONDS = 3.0
 # When a delivery is tried again; after the last of these it is given up on.
 LADDER_SECONDS: tuple[float, ...] = (5, 30, 120, 600, 1800, 7200, 28_800)
 
@@ -52,21 +54,12 @@ _OUTCOMES = {name: WEBHOOK_TRIES.labels(name) for name in ("delivered", "retried
 
 
 class Deliverer:
-    def __init__(
-        self,
-        database: Database,
-        hub: Hub,
-        sender: Sender,
-        *,
-        host_concurrency: int,
-        poll_seconds: float,
-        grace_seconds: float,
-    ) -> None:
+    def __init__(self, database: Database, hub: Hub, sender: Sender, settings: Settings) -> None:
         self._database = database
         self._sender = sender
-        self._host_concurrency = host_concurrency
-        self._poll_seconds = poll_seconds
-        self._grace_seconds = grace_seconds
+        self._host_concurrency = settings.webhook_host_concurrency
+        self._poll_seconds = settings.poll_seconds
+        self._grace_seconds = min(GRACE_SECONDS, settings.shutdown_grace_seconds)
         self._receivers: dict[str, Receiver] = {}
         # Hosts that may have something due, in the order of their turn.
         self._due: dict[str, None] = {}
@@ -78,7 +71,7 @@ class Deliverer:
         self._looked_at = 0.0
         self._stopping = False
         self._recorder: Batcher[Try, DueDelivery | None] = Batcher(self._flush, max_weight=MAX_RECORD)
-        self._loop = Loop("webhooks", self._round, interval=poll_seconds)
+        self._loop = Loop("webhooks", self._round, interval=self._poll_seconds)
         self._keeper = Loop("webhook-leases", self._renew, interval=RENEW_SECONDS)
         hub.subscribe(self._heard)
 

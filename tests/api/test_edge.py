@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from app.api.edge import Edge
 from app.api.guard import Guard
-from app.api.problems import handle_bug, handle_foreman_error
+from app.api.problems import handle_foreman_error
 from app.api.routes import Route, Scope
 from app.errors import ForemanError, Unavailable
 from app.server.protocol import paced
@@ -33,7 +33,7 @@ never_began = threading.Event()
 
 
 def application() -> FastAPI:
-    app = FastAPI(exception_handlers={ForemanError: handle_foreman_error, Exception: handle_bug})
+    app = FastAPI(exception_handlers={ForemanError: handle_foreman_error, Exception: handle_foreman_error})
 
     @app.get("/fine")
     async def fine() -> PlainTextResponse:

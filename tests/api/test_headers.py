@@ -5,7 +5,7 @@ import re
 import pytest
 from starlette.requests import Request
 
-from app.api.headers import idempotency_key, not_modified, prefer_wait, query_wait, trace_of
+from app.api.job_parameters import idempotency_key, not_modified, prefer_wait, query_wait, trace_of
 from app.errors import InvalidRequest
 
 TRACE = "0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from app.api.batches import COUNTED_BYTES, parse_batch
 from app.embedded import EmbeddedPostgres
 from app.errors import InvalidRequest
+from app.jobs.shapes import COUNTED_BYTES, parse_batch
 from tests.api.test_limits import bytes_in_flight
 from tests.conftest import Server
 from tests.serving import serving

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from app.config import Settings
 from app.engine.remote_claims import Claimer, RemoteClaims
 from app.engine.settler import Settler
 from app.events.hub import MANY, Hub
@@ -148,9 +149,8 @@ async def test_of_many_jobs_another_process_hears_that_they_are_many(
 
 async def test_a_claim_is_told_with_its_jobs_and_their_webhooks(database: Database) -> None:
     hub = Hub(database, None, 3600)
-    desk = RemoteClaims(
-        database, hub, Claims(database, QueueBook(database)), Settler(database, hub), 3600, 30
-    )
+    claims = Claims(database, QueueBook(database))
+    desk = RemoteClaims(database, hub, claims, Settler(database, hub), Settings(lease_seconds=30))
     plain, hooked = await put_one(database), await put_one(database, webhook_url=URL)
     mine = Listening(hub)
     before = CLAIMED._value.get()

@@ -18,7 +18,7 @@ from app.store.database import Database
 from app.store.events import NewEvent
 from app.store.settle import Settlement, settle
 from tests.patience import until
-from tests.store.making import TENANT, claim_one, put_one, row_of
+from tests.store.making import TENANT, claim, put_one, row_of
 
 QUIET = 0.2
 
@@ -36,9 +36,9 @@ class Services:
 
     async def begin(self) -> Transcript:
         """Claim the job; what is said into the transcript is said by that run."""
-        self.token = await claim_one(self.database, self.job_id)
-        row = await row_of(self.database, self.job_id)
-        return Transcript(self.event_writer, self.job_id, self.token, row["attempt"], row["seq"])
+        [job] = await claim(self.database, lanes=["llm|||m"])
+        self.token = job.lease_token
+        return Transcript(self.event_writer, job)
 
     async def write(self, offset: int, text: str, *parts: Any) -> None:
         """A row of output, as the run would write it on another replica."""
@@ -143,7 +143,7 @@ async def test_text_and_frames_come_through_the_log_in_order(services: Services)
     await services.settle(Verb.FAIL, error='{"code":"x","message":"x","retryable":false}')
     ended = await reader.end()
     assert isinstance(ended, Ended)
-    assert ended.job.state == "failed"
+    assert ended.state == "failed"
     assert reader.parts == [frame, "one ", "t", frame, "wo"]
     assert [each.position for each in reader.got if isinstance(each, Output)] == [1, 5, 6, 7, 9]
 
@@ -364,5 +364,5 @@ async def test_who_heard_all_of_a_run_is_told_its_result_without_another_look(
     transcript.close('{"message":{"content":"all of it"}}')
     ended = await reader.end()
     assert isinstance(ended, Ended)
-    assert ended.job.state == "done"
-    assert orjson.loads(ended.job.result or "")["message"]["content"] == "all of it"
+    assert ended.state == "done"
+    assert orjson.loads(ended.result or "")["message"]["content"] == "all of it"

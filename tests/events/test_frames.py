@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.dialects import DIALECTS
-from app.events.follow import Ending
+from app.events.follow import Ended
 from app.events.frames import Frames
 from app.jobs.ids import new_id
 from app.store.job import Job
@@ -50,8 +50,8 @@ def row(state: str = "done", **more: Any) -> Job:
     return made_up(Job, **fields)
 
 
-def ending(job: Job) -> Ending:
-    return Ending(job.state, job.result, job.error)
+def ending(job: Job) -> Ended:
+    return Ended(job.state, job.result, job.error)
 
 
 def whole(frames: list[dict[str, Any]], dialect: Any) -> dict[str, Any]:

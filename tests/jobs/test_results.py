@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.jobs.results import completion
+from app.jobs.artifacts import completion
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ async def test_a_dispatcher_gives_back_what_it_claimed_after_its_hold_ran_out(
         assert len(claimed.answers) == 2
         return claimed
 
-    monkeypatch.setattr(dispatcher._claims, "claim", slowly)
+    monkeypatch.setattr(dispatcher._worker.claims, "claim", slowly)
     await foreman.database.open()
     try:
         [head] = await heads_of(database, ["default"])

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from standardwebhooks.webhooks import Webhook
 
+from app.config import Settings
 from app.events.hub import Hub
 from app.jobs.states import Verb
 from app.outbound.client import GuardedClient
@@ -43,14 +44,11 @@ async def dispatching(
     hub: Hub | None = None,
 ) -> AsyncIterator[Deliverer]:
     client = GuardedClient(policy or AddressPolicy(allow_loopback=True))
-    running = Deliverer(
-        database,
-        hub or Hub(database, None, 1),
-        Sender(client, box, server_secrets, database),
-        host_concurrency=host_concurrency,
-        poll_seconds=poll_seconds,
-        grace_seconds=1,
+    settings = Settings(
+        webhook_host_concurrency=host_concurrency, poll_seconds=poll_seconds, shutdown_grace_seconds=1
     )
+    sender = Sender(client, box, server_secrets, database)
+    running = Deliverer(database, hub or Hub(database, None, 1), sender, settings)
     await running.start()
     try:
         yield running

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from app.store.outbox import DueDelivery
-from app.webhooks.message import MAX_RESULT_BYTES, compose
+from app.webhooks.send import MAX_RESULT_BYTES, compose
 from tests.rows import made_up
 
 AT = datetime(2030, 1, 31, 12, 0, 0, 500, tzinfo=UTC)
