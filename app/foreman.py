@@ -68,8 +68,8 @@ class Foreman:
         checks = SubmissionChecks(self.outgoing.policy, self.webhook_client, self.outgoing.box)
         self.queues = Queues(self.database, self.hub, settings, checks)
         self.settler = Settler(self.database, self.hub)
-        self.feed = LiveOutputs(self.hub.nudge)
-        self.event_writer = EventWriter(self.database, self.hub, self.feed)
+        self.live = LiveOutputs(self.hub.nudge)
+        self.event_writer = EventWriter(self.database, self.hub, self.live)
         self.intake = self.queues.intake
         self.sweeper = Sweeper(self.database, self.hub, settings)
         self.artifacts = ArtifactStore(self.database, settings.artifacts_url)
@@ -107,7 +107,7 @@ class Foreman:
             settings,
             self.database,
             self.hub,
-            self.feed,
+            self.live,
             self.intake,
             self.settler,
             self.event_writer,

@@ -206,7 +206,7 @@ class Waiting(Response):
 
     def _follow(self, job_id: str, *, fresh: bool = False) -> AsyncIterator[Followed]:
         services = self._services
-        follower = Follower(services.database, services.hub, services.feed, job_id, self._call.job.tenant)
+        follower = Follower(services.database, services.hub, services.live, job_id, self._call.job.tenant)
         return follower.follow(services.settings.keep_alive_seconds, fresh=fresh)
 
     async def _tell(self, following: AsyncIterator[Followed]) -> None:

@@ -29,7 +29,7 @@ class Services:
     settings: Settings
     database: Database
     hub: Hub
-    feed: LiveOutputs
+    live: LiveOutputs
     intake: Intake
     settler: Settler
     event_writer: EventWriter

@@ -77,7 +77,7 @@ async def stream(request: Request) -> ASGIApp:
     job = await existing_job(services, job_id_of(request), tenant)
     if job.kind not in {"chat", "generate"}:
         raise invalid("job_id", f"a job of kind {job.kind} has no tokens to stream; read its events")
-    follower = Follower(services.database, services.hub, services.feed, job.id, tenant)
+    follower = Follower(services.database, services.hub, services.live, job.id, tenant)
     resumed = request.headers.get("last-event-id")
     if resumed is not None:
         await follower.resume(*_place(resumed))

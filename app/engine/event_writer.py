@@ -37,10 +37,10 @@ ROW_BYTES = 2048
 class EventWriter:
     """Appends events in natural batches and tells the hub."""
 
-    def __init__(self, database: Database, hub: Hub, feed: LiveOutputs) -> None:
+    def __init__(self, database: Database, hub: Hub, live: LiveOutputs) -> None:
         self._database = database
         self._hub = hub
-        self.feed = feed
+        self.live = live
         self._batcher: Batcher[NewEvent, Appended | None] = Batcher(
             self._flush, max_weight=MAX_ROWS, weight=_weight
         )
@@ -85,7 +85,7 @@ class Transcript:
 
     def open(self) -> LiveOutput:
         if self._live is None:
-            self._live = self._event_writer.feed.open(self._job_id, self._run)
+            self._live = self._event_writer.live.open(self._job_id, self._run)
         return self._live
 
     def say(self, part: Part) -> None:
@@ -121,7 +121,7 @@ class Transcript:
     def close(self, result: str | None = None) -> None:
         """The run is settled: listeners go on with the job's end, which is `result` if that made it done."""
         if self._live is not None:
-            self._event_writer.feed.close(self._job_id, self._live, result)
+            self._event_writer.live.close(self._job_id, self._live, result)
 
     async def _write(self) -> None:
         """One row at every other beat, unless the run has ended."""

@@ -77,10 +77,10 @@ class _DivergedError(Exception):
 class Follower:
     """Follows one job's output. Holds no database connection while it waits."""
 
-    def __init__(self, database: Database, hub: Hub, feed: LiveOutputs, job_id: str, tenant: str) -> None:
+    def __init__(self, database: Database, hub: Hub, live: LiveOutputs, job_id: str, tenant: str) -> None:
         self._database = database
         self._hub = hub
-        self._feed = feed
+        self._live_outputs = live
         self._job_id = job_id
         self._tenant = tenant
         self._watch: Watch | None = None
@@ -119,7 +119,7 @@ class Follower:
         with self._hub.watch(self._job_id) as watch:
             self._watch = watch
             try:
-                silent = fresh and self._feed.get(self._job_id) is None
+                silent = fresh and self._live_outputs.get(self._job_id) is None
                 if silent and not await watch.changed(1, quiet_seconds):
                     yield Quiet("queued")
                 async for each in self._follow(watch, quiet_seconds):
@@ -129,7 +129,7 @@ class Follower:
 
     async def _follow(self, watch: Watch, quiet_seconds: float) -> AsyncIterator[Followed]:
         while not self._abandoned:
-            live = self._feed.get(self._job_id)
+            live = self._live_outputs.get(self._job_id)
             # An older run that does not know yet that it lost its lease is not listened to.
             if live is not None and live.run >= self._run:
                 with live.heard_by(watch), watch.hearing():

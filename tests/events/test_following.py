@@ -30,8 +30,8 @@ class Services:
         self.database = database
         self.job_id = job_id
         self.hub = Hub(database, None, 0.05)
-        self.feed = LiveOutputs(self.hub.nudge)
-        self.event_writer = EventWriter(database, self.hub, self.feed)
+        self.live = LiveOutputs(self.hub.nudge)
+        self.event_writer = EventWriter(database, self.hub, self.live)
         self.token = ""
 
     async def begin(self) -> Transcript:
@@ -57,7 +57,7 @@ class Services:
         await self.settle(Verb.COMPLETE, result=result)
 
     def follower(self) -> Follower:
-        return Follower(self.database, self.hub, self.feed, self.job_id, TENANT)
+        return Follower(self.database, self.hub, self.live, self.job_id, TENANT)
 
 
 @pytest.fixture
