@@ -50,7 +50,7 @@ class SharedFeed:
 
 
 class SharedFeedReader:
-    """One reader's way through the shared_feed."""
+    """One reader's way through the shared feed."""
 
     def __init__(self, shared_feed: SharedFeed, place: Place) -> None:
         self._shared_feed = shared_feed

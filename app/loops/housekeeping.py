@@ -1,4 +1,4 @@
-"""Garbage collection that does not stop the services.
+"""Garbage collection that does not stop the server.
 
 Python looks through all its objects whenever their number has grown by a quarter. Thousands of streams are
 half a million objects and none of them is garbage: each look would hold everything up for half a second. So

@@ -1,4 +1,4 @@
-"""Who is about: the worker_directory of workers, for operators only."""
+"""Who is about: the workers that were seen, for operators only."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -336,7 +336,7 @@ class Deliverer:
 
 
 def host_of(url: str) -> str:
-    """Host and port as they stand in the URL; the database's idea of it is in store/tail.py."""
+    """Host and port as they stand in the URL; the database's idea of it is in store/effects.py."""
     found = _HOST.match(url)
     return found[1].lower() if found else ""
 
