@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
 
 from app.errors import ForemanError, InvalidRequest
 from app.events.hub import Hub
@@ -38,7 +37,7 @@ class Intake:
         self._checks = checks
         self._known_queues: Remembered[str, None] = Remembered()
         self.managed = ManagedEnqueue(database, book)
-        self._plain = self._batcher(partial(enqueue.enqueue, database))
+        self._plain = self._batcher(lambda submissions: enqueue.enqueue(database, submissions))
         # By a way of their own: whoever has to wait for a key's lock does not hold up the others.
         self._managed = self._batcher(self.managed.enqueue)
 
