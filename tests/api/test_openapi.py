@@ -175,15 +175,22 @@ def test_real_answers_to_workers_are_as_described(
 
     conforms(client.post("/claims", json={"worker": "a worker", "queues": [queue]}), "POST", "/claims", 200)
     conforms(client.post("/claims", json={"worker": ""}), "POST", "/claims", 422)
-    for settles, more in [("complete", {"result": {"a": 1}}), ("fail", {}), ("release", {}), ("defer", {})]:
+    ends: list[tuple[str, dict[str, Any]]] = [
+        ("complete", {"result": {"a": 1}}),
+        ("fail", {}),
+        ("release", {}),
+        ("defer", {}),
+    ]
+    for settles, more in ends:
         job_id, token = claimed()
-        for verb, fields in [
+        said: list[tuple[str, dict[str, Any]]] = [
             ("start", {}),
             ("heartbeat", {"lease_seconds": 60}),
             ("progress", {"fraction": 0.5}),
             ("logs", {"entries": [{"message": "well"}]}),
             (settles, more),
-        ]:
+        ]
+        for verb, fields in said:
             path = f"/jobs/{job_id}/{verb}"
             conforms(client.post(path, json={**token, **fields}), "POST", f"{JOB}/{verb}", 200)
         path, described = f"/jobs/{job_id}/{settles}", f"{JOB}/{settles}"
