@@ -10,12 +10,10 @@ from app.api.bulk import BULK_ANSWERS, BULK_ERRORS, BulkRequest, PreferWait, run
 from app.api.job_documents import DeadLetterPage
 from app.api.job_documents import Job as Document
 from app.api.job_parameters import DEFAULT_LIMIT, JobFilter, JobIdInPath, Limit, next_link
-from app.api.jobs import existing_job, page_of, read_document
+from app.api.jobs import moved_document, page_of
 from app.api.operator_documents import BulkCount, BulkOperation
 from app.api.parameters import JsonBody, Server, Tenant
 from app.api.routes import LINK, Answer, Reply, Routes, Scope
-from app.api.services import Services
-from app.errors import InvalidTransition
 from app.jobs.shapes import decode
 from app.jobs.states import State
 from app.jobs.submission import invalid
@@ -23,6 +21,7 @@ from app.jobs.verbatim import members
 from app.store import control
 
 routes = Routes("operators")
+RULE = "Only a failed job is a dead letter"
 
 
 def _parse_filter(body: bytes, max_depth: int) -> BulkRequest:
@@ -95,10 +94,7 @@ async def dismiss_many(
 )
 async def replay(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document:
     changes = await control.revive(server.database, [job_id], tenant)
-    if not changes.answers:
-        raise await _refusal(server, job_id, tenant)
-    server.hub.announce(changes)
-    return await read_document(server, job_id, tenant)
+    return await moved_document(server, changes, job_id, tenant, RULE)
 
 
 @routes.post(
@@ -110,12 +106,4 @@ async def replay(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Documen
 )
 async def dismiss(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document:
     changes = await control.dismiss(server.database, [job_id], tenant)
-    if not changes.answers:
-        raise await _refusal(server, job_id, tenant)
-    server.hub.announce(changes)
-    return await read_document(server, job_id, tenant)
-
-
-async def _refusal(services: Services, job_id: str, tenant: str) -> Exception:
-    state = (await existing_job(services, job_id, tenant)).state
-    return InvalidTransition(f"Only a failed job is a dead letter; this one is {state}.", state=state)
+    return await moved_document(server, changes, job_id, tenant, RULE)

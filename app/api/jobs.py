@@ -39,6 +39,7 @@ from app.jobs.states import TERMINAL, State
 from app.jobs.submission import NO_NUL, JobRequest, NewJob, parse_job
 from app.loops.off_loop import off_loop
 from app.store import control, idempotency, read
+from app.store.changes import Changes
 from app.store.idempotency import Submission
 from app.store.job import Job
 from app.store.read import Filter
@@ -311,14 +312,19 @@ async def cancel_job(
 )
 async def retry(server: Server, tenant: Tenant, job_id: JobIdInPath) -> Document:
     changes = await control.revive(server.database, [job_id], tenant)
+    return await moved_document(server, changes, job_id, tenant, "Only a failed job can be retried")
+
+
+async def moved_document(
+    services: Services, changes: Changes[str], job_id: str, tenant: str, rule: str
+) -> Document:
+    """The job that a verb has moved; raises what says the rule if it did not."""
     if not changes.answers:
-        job = await existing_job(server, job_id, tenant)
-        raise InvalidTransition(
-            f"Only a failed job can be retried; this one is {job.state}.", state=job.state
-        )
-    # Read before anybody is told: the answer shows the job as it was revived, not as a quick worker made it.
-    document = await read_document(server, job_id, tenant)
-    server.hub.announce(changes)
+        state = (await existing_job(services, job_id, tenant)).state
+        raise InvalidTransition(f"{rule}; this one is {state}.", state=state)
+    # Read before anybody is told: the answer shows the job as it was moved, not as a quick worker made it.
+    document = await read_document(services, job_id, tenant)
+    services.hub.announce(changes)
     return document
 
 

@@ -225,7 +225,7 @@ class Dialect(ABC):
 
     def loading_answer(self, kind: Kind, model: str, at: datetime, reason: Loading) -> Frame:
         """The whole answer to such a request, where a target has nothing to load."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{self.name} has no request that only loads a model")
 
     def load_request(self, kind: Kind, body: Mapping[str, Any]) -> Frame | None:
         """The call that makes a job's model resident as the job will need it; None where there is none."""

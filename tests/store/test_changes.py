@@ -76,6 +76,9 @@ HANDED_ON = {
     "app.targets.registry.Registry._unpark": "app.engine.target_dispatcher.TargetDispatcher._targets_ready",
     "app.engine.scheduler.Scheduler._enqueue": "app.engine.scheduler.Scheduler._tick",
     "app.engine.intake.Intake.__init__": "app.engine.intake.Intake._batcher",
+    "app.api.jobs.retry": "app.api.jobs.moved_document",
+    "app.api.dead_letters.replay": "app.api.jobs.moved_document",
+    "app.api.dead_letters.dismiss": "app.api.jobs.moved_document",
 }
 # Verbs that are methods: how they are called.
 METHODS = ("self.managed.enqueue", "_intake.managed.enqueue_in", "._claims.claim", "._claims.claim_whole")
