@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 
 import orjson
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
-from app.errors import Unavailable
 from app.events.hub import Hub
 from app.jobs.outcomes import Cancelled, Deferred, Failed, JobError, Outcome, Released, Retry, Succeeded
 from app.jobs.retry import jitter
@@ -35,16 +33,7 @@ class Settler:
 
     async def settle_surely(self, settlement: Settlement) -> Settled:
         """Settle, waiting for a database that is away; only its answer can tell that the lease is lost."""
-        try:
-            return await self._batcher.put(settlement)
-        except Unavailable:
-            patiently = AsyncRetrying(
-                retry=retry_if_exception_type(Unavailable),
-                stop=stop_after_delay(PATIENCE_SECONDS),
-                wait=wait_random_exponential(0.2, 1),
-                reraise=True,
-            )
-            return await patiently(self._batcher.put, settlement)
+        return await self._batcher.put_surely(settlement, PATIENCE_SECONDS)
 
     async def settle_many(self, settlements: Sequence[Settlement]) -> Sequence[Settled]:
         """A batch of its own, in one commit; at most one settlement per job."""

@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
 from app.errors import Unavailable
 
 Item = TypeVar("Item")
@@ -52,6 +54,19 @@ class Batcher(Generic[Item, Answer]):
     async def put(self, item: Item) -> Answer:
         """Wait until the item's batch was flushed; returns or raises what became of this item."""
         return await self.submit(item)
+
+    async def put_surely(self, item: Item, within_seconds: float) -> Answer:
+        """The same, and once more and again while the database is away, for so long."""
+        try:
+            return await self.put(item)
+        except Unavailable:
+            patiently = AsyncRetrying(
+                retry=retry_if_exception_type(Unavailable),
+                stop=stop_after_delay(within_seconds),
+                wait=wait_random_exponential(0.2, 1),
+                reraise=True,
+            )
+            return await patiently(self.put, item)
 
     def submit(self, item: Item) -> "asyncio.Future[Answer]":
         """What becomes of this item, for those who have to know of it even when they stop waiting."""

@@ -14,7 +14,6 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 import structlog
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from app.config import Settings
 from app.errors import Unavailable
@@ -294,16 +293,7 @@ class Deliverer:
     async def _record(self, tried: Try) -> DueDelivery | None:
         """Write it down, waiting for a database that is away as long as the lease can hold."""
         try:
-            try:
-                return await self._recorder.put(tried)
-            except Unavailable:
-                patiently = AsyncRetrying(
-                    retry=retry_if_exception_type(Unavailable),
-                    stop=stop_after_delay(LEASE_SECONDS),
-                    wait=wait_random_exponential(0.2, 2),
-                    reraise=True,
-                )
-                return await patiently(self._recorder.put, tried)
+            return await self._recorder.put_surely(tried, LEASE_SECONDS)
         finally:
             self._held.pop((tried.job_id, tried.seq), None)
 

@@ -163,6 +163,35 @@ async def test_unavailable_is_not_tried_item_by_item() -> None:
     assert flushes == 1
 
 
+async def test_what_must_not_be_lost_is_put_again_until_the_database_is_back() -> None:
+    flushed: list[str] = []
+
+    async def flush(items: Sequence[str]) -> list[str | Exception]:
+        flushed.extend(items)
+        if len(flushed) < 3:
+            raise Unavailable
+        return list(items)
+
+    assert await Batcher(flush).put_surely("a", 60) == "a"
+    assert flushed == ["a"] * 3
+
+
+async def test_patience_ends_with_its_time_and_is_only_for_a_database_that_is_away() -> None:
+    async def away(items: Sequence[str]) -> list[str | Exception]:
+        raise Unavailable
+
+    async def broken(items: Sequence[str]) -> list[str | Exception]:
+        tried.extend(items)
+        raise ZeroDivisionError
+
+    tried: list[str] = []
+    with pytest.raises(Unavailable):
+        await Batcher(away).put_surely("a", 0)
+    with pytest.raises(ZeroDivisionError):
+        await Batcher(broken).put_surely("a", 60)
+    assert tried == ["a"]
+
+
 async def test_a_waiter_that_goes_away_takes_nobody_with_it_and_its_item_is_still_flushed() -> None:
     gate = Gate()
     batcher = Batcher(gate.flush)

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -267,6 +267,18 @@ async def test_deliveries_of_one_job_never_overtake_each_other(database: Databas
         assert seqs == [1, 1, 2, 3, 4]
 
 
+async def all_arrive_once_and_in_order(
+    database: Database, receiver: Receiver, job_ids: Sequence[str]
+) -> None:
+    for job_id in job_ids:
+        await until(partial(over, database, job_id))
+    arrived: dict[str, list[int]] = {}
+    for request in receiver.requests:
+        said = json.loads(parsed(request)[1])["data"]
+        arrived.setdefault(said["job_id"], []).append(said["seq"])
+    assert arrived == {job_id: [1, 2, 3, 4] for job_id in job_ids}
+
+
 async def test_a_hundred_jobs_each_arrive_whole_and_in_order(database: Database) -> None:
     async with Receiver(answering(204)) as receiver, dispatching(database):
         job_ids = await put(database, *[job(webhook_url=receiver.url) for _ in range(100)])
@@ -276,13 +288,7 @@ async def test_a_hundred_jobs_each_arrive_whole_and_in_order(database: Database)
                 database,
                 [Settlement(row.id, row.lease_token, Verb.COMPLETE, result="1") for row in claimed],
             )
-        for job_id in job_ids:
-            await until(partial(over, database, job_id))
-        arrived: dict[str, list[int]] = {}
-        for request in receiver.requests:
-            said = json.loads(parsed(request)[1])["data"]
-            arrived.setdefault(said["job_id"], []).append(said["seq"])
-        assert arrived == {job_id: [1, 2, 3, 4] for job_id in job_ids}
+        await all_arrive_once_and_in_order(database, receiver, job_ids)
 
 
 async def test_two_replicas_share_the_work_and_nothing_is_sent_twice(database: Database) -> None:
@@ -291,13 +297,7 @@ async def test_two_replicas_share_the_work_and_nothing_is_sent_twice(database: D
         claimed = await claim(database, limit=100)
         completed = [Settlement(row.id, row.lease_token, Verb.COMPLETE, result="1") for row in claimed]
         await settle(database, completed)
-        for job_id in job_ids:
-            await until(partial(over, database, job_id))
-        arrived: dict[str, list[int]] = {}
-        for request in receiver.requests:
-            said = json.loads(parsed(request)[1])["data"]
-            arrived.setdefault(said["job_id"], []).append(said["seq"])
-        assert arrived == {job_id: [1, 2, 3, 4] for job_id in job_ids}
+        await all_arrive_once_and_in_order(database, receiver, job_ids)
 
 
 async def test_at_most_so_many_are_sent_to_one_receiver_at_once(database: Database) -> None:
