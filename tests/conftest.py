@@ -22,6 +22,7 @@ from app.embedded import EmbeddedPostgres
 from app.store.database import Database
 from app.store.migrate import migrate
 from tests import forkserver, patience
+from tests.processes import children_of
 from tests.sharing import FolderShare, folder_share
 from tests.signals import let_children_hear
 
@@ -48,18 +49,12 @@ def no_process_is_left_behind() -> Iterator[None]:
     """The first to be set up, and so the last to be torn down: whoever started a process has ended it by now."""
     yield
     left = forkserver.close()
-    for pid in _children():
-        left.append(f"{pid} {Path(f'/proc/{pid}/cmdline').read_bytes().replace(bytes(1), b' ').decode()}")
-        os.kill(pid, signal.SIGKILL)
+    for pid, command in children_of(os.getpid()).items():
+        # multiprocessing ends its own tracker itself.
+        if b"resource_tracker" not in command:
+            left.append(f"{pid} {command.replace(bytes(1), b' ').decode()}")
+            os.kill(pid, signal.SIGKILL)
     assert not left, f"tests have left processes behind: {left}"
-
-
-def _children() -> list[int]:
-    """Processes of our own that still run. Linux knows them; multiprocessing ends its own tracker itself."""
-    tasks = Path("/proc/self/task").glob("*/children")
-    children = [int(pid) for task in tasks for pid in task.read_text().split()]
-    command = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in children}
-    return [pid for pid in children if command[pid] and b"resource_tracker" not in command[pid]]
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import httpx
 
 from tests.conftest import MakeServer, Server, wait_until
 from tests.engine.fleet import QUICK, all_reach, check_invariants, count, echo, fetch, submit
+from tests.processes import children_of
 
 
 def test_two_servers_share_the_work_and_run_each_job_once(make_server: MakeServer, database_url: str) -> None:
@@ -130,12 +131,7 @@ def test_a_job_that_comes_back_to_the_same_server_ends_its_former_run(
 
 def children(server: Server) -> set[int]:
     """Processes that serve; multiprocessing's own tracker is none of them."""
-    found = set()
-    for task in Path(f"/proc/{server.pid}/task").iterdir():
-        for pid in (task / "children").read_text().split():
-            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.add(int(pid))
-    return found
+    return {pid for pid, command in children_of(server.pid).items() if b"spawn_main" in command}
 
 
 def test_two_processes_serve_on_one_port_and_one_that_dies_is_replaced(
