@@ -42,13 +42,19 @@ async def test_an_alarm_that_rang_before_the_wait_is_not_lost() -> None:
     assert await alarm.wait(5) is True
 
 
-async def test_a_change_wakes_who_watches_here_and_elsewhere(hubs: tuple[Hub, Hub]) -> None:
+async def test_a_change_wakes_who_watches_here_and_elsewhere(
+    hubs: tuple[Hub, Hub], database: Database
+) -> None:
     here, there = hubs
-    with here.watch("a") as mine, there.watch("a") as theirs, there.watch("b") as other:
-        here.announce(Changes(jobs={"a"}))
-        assert await mine.changed(0, 5)
-        assert await theirs.changed(0, 5)
-        assert not await other.changed(0, 0.05)
+    # They exist, and no more is in their logs than was seen: a hub looks once it listens, and would find a job
+    # that is gone.
+    job_id, another = await put_one(database), await put_one(database)
+    with here.watch(job_id) as mine, there.watch(job_id) as theirs, there.watch(another) as other:
+        other.seen = 1
+        here.announce(Changes(jobs={job_id}))
+        assert await mine.changed(1, 5)
+        assert await theirs.changed(1, 5)
+        assert not await other.changed(1, 0.05)
     assert not here._watches
     assert not there._watches
 
