@@ -138,6 +138,6 @@ def test_a_job_waits_no_longer_than_the_patience_while_another_model_is_in_use(
         job = httpx.get(f"{server.url}/jobs/{other}", params={"wait": 30}, timeout=40).json()
         assert job["state"] == "done"
         # The others take six seconds, and longer on a busy machine: it did not wait for the last of them.
-        assert 0.5 < job["timings"]["queued_seconds"]
+        assert job["timings"]["queued_seconds"] > 0.5
         last = httpx.get(f"{server.url}/jobs/{busy[-1]}", params={"wait": 60}, timeout=70).json()
         assert job["started_at"] < last["started_at"]
