@@ -137,7 +137,8 @@ def test_a_job_waits_no_longer_than_the_patience_while_another_model_is_in_use(
         other, *busy = [each["job_id"] for each in answer.json()["jobs"]]
         job = httpx.get(f"{server.url}/jobs/{other}", params={"wait": 30}, timeout=40).json()
         assert job["state"] == "done"
-        # The others take six seconds, and longer on a busy machine: it did not wait for the last of them.
         assert job["timings"]["queued_seconds"] > 0.5
-        last = httpx.get(f"{server.url}/jobs/{busy[-1]}", params={"wait": 60}, timeout=70).json()
-        assert job["started_at"] < last["started_at"]
+        # Within the patience there is time for ten of the others, and for fewer on a busy machine: it did not wait
+        # for much more of them.
+        later = httpx.get(f"{server.url}/jobs/{busy[25]}", params={"wait": 60}, timeout=70).json()
+        assert job["started_at"] < later["started_at"]
