@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from app.store.database import Database
 from app.store.events import Event
+from app.store.history import of_row
 from app.store.rows import columns
 
 HELD_BACK_SECONDS = 60
@@ -98,6 +99,8 @@ LEFT JOIN LATERAL (
     SELECT *, coalesce(octet_length(data) > {MAX_DATA_BYTES}, false) AS data_is_cut
     FROM (
         SELECT type, state, reason, data, at FROM events WHERE job_id = w.job_id AND seq = w.seq
+        UNION ALL
+        SELECT type, state, reason, data, at FROM {of_row("j")} AS own WHERE seq = w.seq
         UNION ALL
         SELECT type, state, reason, data, at FROM chatter
         WHERE job_id = w.job_id AND seq = w.seq

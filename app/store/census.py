@@ -26,16 +26,18 @@ NEVER = datetime.min.replace(tzinfo=UTC)
 
 LOOK = f"""
 SELECT queue, 'ready' AS part, count(*)::bigint AS jobs, min(ready_at) AS since, NULL::text AS oldest
-FROM jobs WHERE state = 'queued' AND ready_at IS NOT NULL GROUP BY queue
+FROM queued WHERE ready_at IS NOT NULL GROUP BY queue
 UNION ALL
 SELECT queue, gate, count(*), NULL, min(id)
-FROM jobs WHERE state = 'queued' AND gate IS NOT NULL GROUP BY queue, gate
+FROM queued WHERE gate IS NOT NULL GROUP BY queue, gate
 UNION ALL
 SELECT queue, 'scheduled', count(*), NULL, NULL
-FROM jobs WHERE state = 'queued' AND ready_at IS NULL AND gate IS NULL GROUP BY queue
+FROM queued WHERE ready_at IS NULL AND gate IS NULL GROUP BY queue
 UNION ALL
-SELECT queue, state, count(*), min(started_at), NULL
-FROM jobs WHERE state IN ('loading', 'working') GROUP BY queue, state
+SELECT j.queue, j.state, count(*), min(j.started_at), NULL
+FROM running r CROSS JOIN LATERAL (
+    SELECT queue, state, started_at FROM jobs WHERE id = r.id AND state IN ('loading', 'working') LIMIT 1
+) AS j GROUP BY j.queue, j.state
 UNION ALL
 SELECT queue, state, sum(jobs)::bigint, NULL, NULL FROM (
     SELECT queue, state, jobs FROM queue_totals UNION ALL SELECT queue, state, jobs FROM queue_deltas

@@ -17,8 +17,10 @@ from app.jobs.queue_settings import QueueRules
 from app.store import fair, limits
 from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.effects import moved
+from app.store.effects import OUTBOX, logged
+from app.store.history import line
 from app.store.job import ClaimedJob, LeasedJob
+from app.store.live import HELD, enter_run
 from app.store.low_water import LowWater
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
@@ -26,21 +28,22 @@ from app.store.rows import arrays, as_rows, columns
 from app.telemetry import CLAIMED
 
 # The order of the ranges is the array's order, and the LIMITs make the walk lazy: rows beyond the limit are
-# neither read nor locked. MATERIALIZED is a fence; without it the plan may update more than the limit.
+# neither read nor locked. MATERIALIZED is a fence; without it the plan may update more than the limit. What is locked is
+# the job's own row, which says whether it is still as it was found: its row in `queued` may be gone, or another, by now.
 # The commit waits for the disk, once for the whole batch: a claim has a seq, and a seq that somebody has seen must
 # not be given to another event after a crash (docs/decisions/0011).
-_DUE = """
+_DUE = f"""
 WITH due AS MATERIALIZED (
-    SELECT found.id
+    SELECT found.id, found.logs_itself
     FROM unnest($2::text[], $3::smallint[], $4::smallint[], $5::timestamptz[]) AS span (lane, low, high, mark)
     CROSS JOIN LATERAL (
-        SELECT id FROM jobs
-        WHERE queue = $1 AND lane = span.lane AND state = 'queued' AND ready_at IS NOT NULL
-          AND rank BETWEEN span.low AND span.high AND ready_at >= span.mark
-          AND (deadline IS NULL OR deadline > statement_timestamp())
-        ORDER BY rank DESC, ready_at, id
+        SELECT q.id, held.logs_itself FROM queued q CROSS JOIN LATERAL ({HELD}
+        ) AS held
+        WHERE q.queue = $1 AND q.lane = span.lane AND q.ready_at IS NOT NULL
+          AND q.rank BETWEEN span.low AND span.high AND q.ready_at >= span.mark
+          AND (q.deadline IS NULL OR q.deadline > statement_timestamp())
+        ORDER BY q.rank DESC, q.ready_at, q.id
         LIMIT $6
-        FOR UPDATE SKIP LOCKED
     ) AS found
     WHERE NOT EXISTS (SELECT 1 FROM queues WHERE name = $1 AND paused_at IS NOT NULL)
     LIMIT $6
@@ -50,11 +53,13 @@ WITH due AS MATERIALIZED (
 # this statement, not from the transaction, which may have waited for a queue's lock for longer than a lease lasts.
 # Each lease has a secret of its own: hashes of one secret with each job's id, so that no claimer can make another's
 # token out of its own. (The server's own random numbers cost eight times as much where it reads them from a device.)
-_CLAIM_DUE = """
+_CLAIM_EVENT = """'{"attempt":' || (j.attempt + 1) || ',"worker":' || to_json(assigned.worker) || '}'"""
+_CLAIM_DUE = (
+    f"""
 , assigned AS (
-    SELECT due.id, ($7::text[])[least(claimant, cardinality($7::text[]))] AS worker,
+    SELECT due.id, due.logs_itself, ($7::text[])[least(claimant, cardinality($7::text[]))] AS worker,
            ($8::float8[])[least(claimant, cardinality($8::float8[]))] AS lease_seconds
-    FROM (SELECT id, row_number() OVER () AS claimant FROM due) AS due
+    FROM (SELECT id, logs_itself, row_number() OVER () AS claimant FROM due) AS due
 )
 , claimed AS (
     UPDATE jobs AS j SET
@@ -67,14 +72,25 @@ _CLAIM_DUE = """
         attempt = j.attempt + 1, seq = j.seq + 1, progress = NULL,
         started_at = coalesce(j.started_at, statement_timestamp()),
         queued_seconds = j.queued_seconds + greatest(0, date_part('epoch', statement_timestamp() - j.entered_at)),
-        entered_at = statement_timestamp(), updated_at = statement_timestamp()
+        entered_at = statement_timestamp(), updated_at = statement_timestamp(),
+        history = CASE WHEN assigned.logs_itself
+            THEN j.history || {line("(j.seq + 1)", "claim", _CLAIM_EVENT)} ELSE j.history END
     FROM assigned WHERE j.id = assigned.id
-    RETURNING j.*
+    RETURNING j.*, assigned.logs_itself
 )
-""" + moved(
-    "claimed",
-    verb="'claim'",
-    data="""'{"attempt":' || attempt || ',"worker":' || to_json(worker) || '}'""",
+, moved AS (
+    SELECT id, seq, state AS type, state, webhook_url, webhook_events FROM claimed
+)
+, unlogged AS (
+    SELECT id, seq, state AS type, state, 'claim' AS verb,
+        '{{"attempt":' || attempt || ',"worker":' || to_json(worker) || '}}' AS data
+    FROM claimed WHERE NOT logs_itself
+)
+, left_queue AS (DELETE FROM queued WHERE id = ANY (ARRAY(SELECT id FROM claimed)))
+"""
+    + enter_run("claimed")
+    + logged("unlogged")
+    + OUTBOX
 )
 _IN_ORDER = "FROM claimed ORDER BY rank DESC, ready_at, id"
 _TO_RUN = f"SELECT {columns(ClaimedJob)} {_IN_ORDER}"

@@ -1,12 +1,11 @@
 """What callers and operators do to jobs by their ids: cancel, revive, dismiss, delete."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
-
 from app.store.changes import Changes
 from app.store.database import Database, Runner
 from app.store.effects import ALL_IT_OWNED, MOVED, moved
+from app.store.live import end, enter_queue_again, leave_queue, move_held
 from app.store.tallies import tally
 from app.store.usage import booking
 
@@ -22,42 +21,46 @@ class Cancel:
     requested: bool
 
 
-# queued → cancelled at once. A running one is asked: its worker confirms, or the grace runs out.
-# Children go with their parent, at any depth; rows are locked in id order. The new state is made of what the
-# lock saw: where it had to wait, `j` is first read as it was before (and PostgreSQL checks constraints on that).
-CANCEL = (
-    """
+# Children go with their parent, at any depth; rows are locked in id order, before the statement that moves them (see
+# live.py).
+HOLD_FAMILY = """
 WITH RECURSIVE family AS (
     SELECT id FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2
     UNION
     SELECT child.id FROM family CROSS JOIN LATERAL (SELECT id FROM jobs WHERE parent_id = family.id OFFSET 0) AS child
 )
-, held AS (
-    SELECT j.id, j.state AS was, j.cancel_requested_at IS NOT NULL AS already FROM jobs j
-    WHERE j.id = ANY (ARRAY(SELECT id FROM family))
-    ORDER BY j.id
-    FOR UPDATE OF j
+SELECT id FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM family)) ORDER BY id FOR UPDATE
+"""
+
+# queued → cancelled at once. A running one is asked: its worker confirms, or the grace runs out.
+CANCEL = (
+    """
+WITH held AS MATERIALIZED (
+    SELECT id, state AS was FROM jobs
+    WHERE id = ANY ($1::text[])
+      AND (state = 'queued' OR (state IN ('loading', 'working') AND cancel_requested_at IS NULL))
 )
 , cancelled AS (
     UPDATE jobs AS j SET
         state = CASE WHEN held.was = 'queued' THEN 'cancelled' ELSE held.was END,
-        reason = CASE WHEN held.was = 'queued' THEN coalesce($3, 'cancel') ELSE j.reason END,
+        reason = CASE WHEN held.was = 'queued' THEN coalesce($2, 'cancel') ELSE j.reason END,
         completed_at = CASE WHEN held.was = 'queued' THEN now() END,
-        cancel_requested_at = now(), cancel_reason = $3,
+        cancel_requested_at = now(), cancel_reason = $2,
         queued_seconds = j.queued_seconds
             + CASE WHEN held.was = 'queued' THEN date_part('epoch', now() - j.entered_at) ELSE 0 END,
         entered_at = CASE WHEN held.was = 'queued' THEN now() ELSE j.entered_at END,
         seq = j.seq + 1, updated_at = now()
     FROM held
     WHERE j.id = ANY (ARRAY(SELECT id FROM held)) AND j.id = held.id
-      AND (held.was = 'queued' OR (held.was IN ('loading', 'working') AND NOT held.already))
-    RETURNING j.id, j.seq, j.state, j.queue, j.lane, j.webhook_url, j.webhook_events
+    RETURNING j.*
 )
 """
+    + leave_queue("cancelled")
+    + end("cancelled")
     + moved(
         "cancelled",
         verb="'cancel'",
-        data="CASE WHEN $3::text IS NOT NULL THEN json_build_object('reason', $3::text)::text END",
+        data="CASE WHEN $2::text IS NOT NULL THEN json_build_object('reason', $2::text)::text END",
         kind="CASE WHEN state = 'cancelled' THEN state ELSE 'cancel_requested' END",
     )
     + tally("cancelled")
@@ -66,7 +69,7 @@ SELECT j.id, coalesce(c.state, j.state) AS state, j.queue, j.lane, c.id IS NOT N
        j.concurrency_key AS key, j.has_dependents, false AS ready,
        (c.id IS NOT NULL AND c.state <> 'cancelled')
            OR (j.cancel_requested_at IS NOT NULL AND j.state IN ('loading', 'working')) AS cancel_requested
-FROM jobs j LEFT JOIN cancelled c ON c.id = j.id WHERE j.id = ANY (ARRAY(SELECT id FROM family))
+FROM jobs j LEFT JOIN cancelled c ON c.id = j.id WHERE j.id = ANY ($1::text[])
 """
 )
 
@@ -79,7 +82,7 @@ async def cancel(
     found: dict[str, Cancel] = {}
     while True:
         # A child that was being enqueued while we waited for its parent's lock is found by the next look.
-        rows = await database.fetch(CANCEL, job_ids, tenant, reason)
+        rows = await move_held(database, HOLD_FAMILY, (job_ids, tenant), CANCEL, reason)
         for row in rows:
             if row["changed"] or row["id"] not in found:
                 found[row["id"]] = Cancel(row["id"], row["changed"], row["cancel_requested"])
@@ -93,13 +96,15 @@ async def cancel(
             return changes
 
 
+# Those that are failed ones of the tenant, held before the statement that moves them (see live.py).
+HOLD_FAILED = """
+SELECT id FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2 AND state = 'failed' ORDER BY id FOR UPDATE
+"""
+
 # failed → queued under the same id; attempts start over. With a key it waits for its turn like any other.
 REVIVE = (
     """
-WITH held AS MATERIALIZED (
-    SELECT id FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2 AND state = 'failed' ORDER BY id FOR UPDATE
-)
-, revived AS (
+WITH revived AS (
     UPDATE jobs AS j SET
         state = 'queued', reason = 'revive', attempt = 0, deferrals = 0, error = NULL, completed_at = NULL,
         run_at = now(), ready_at = CASE WHEN j.concurrency_key IS NULL THEN now() END,
@@ -107,10 +112,12 @@ WITH held AS MATERIALIZED (
         cancel_requested_at = NULL, cancel_reason = NULL,
         deadline = CASE WHEN j.deadline > now() THEN j.deadline END,
         seq = j.seq + 1, entered_at = now(), updated_at = now()
-    FROM held WHERE j.id = held.id
+    WHERE j.id = ANY ($1::text[])
     RETURNING j.*
 )
+, endings_gone AS (DELETE FROM endings WHERE id = ANY ($1::text[]))
 """
+    + enter_queue_again("revived")
     + moved("revived", verb="'revive'")
     + tally("revived", state="'failed'", sign="-")
     + f"SELECT {MOVED} FROM revived"
@@ -119,10 +126,11 @@ WITH held AS MATERIALIZED (
 
 async def revive(database: Runner, job_ids: Sequence[str], tenant: str) -> Changes[str]:
     """failed → queued, for those that are failed ones of this tenant; answers their ids."""
-    return _moved(await database.fetch(REVIVE, job_ids, tenant))
+    return await _move_failed(database, REVIVE, job_ids, tenant)
 
 
-def _moved(rows: Sequence[Mapping[str, Any]]) -> Changes[str]:
+async def _move_failed(database: Runner, verb: str, job_ids: Sequence[str], tenant: str) -> Changes[str]:
+    rows = await move_held(database, HOLD_FAILED, (job_ids, tenant), verb)
     changes = Changes([row["id"] for row in rows])
     for row in rows:
         changes.moved(row, ran=False)
@@ -132,16 +140,14 @@ def _moved(rows: Sequence[Mapping[str, Any]]) -> Changes[str]:
 # failed → dismissed: an operator gave up on it.
 DISMISS = (
     """
-WITH held AS MATERIALIZED (
-    SELECT id FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2 AND state = 'failed' ORDER BY id FOR UPDATE
-)
-, dismissed AS (
+WITH dismissed AS (
     UPDATE jobs AS j SET
         state = 'dismissed', reason = 'dismiss', completed_at = now(), seq = j.seq + 1, updated_at = now()
-    FROM held WHERE j.id = held.id
+    WHERE j.id = ANY ($1::text[])
     RETURNING j.*
 )
 """
+    + end("dismissed")
     + moved("dismissed", verb="'dismiss'")
     + tally("dismissed")
     + tally("dismissed", state="'failed'", sign="-", name="untallied")
@@ -151,7 +157,7 @@ WITH held AS MATERIALIZED (
 
 async def dismiss(database: Runner, job_ids: Sequence[str], tenant: str) -> Changes[str]:
     """failed → dismissed, for those that are failed ones of this tenant; answers their ids."""
-    return _moved(await database.fetch(DISMISS, job_ids, tenant))
+    return await _move_failed(database, DISMISS, job_ids, tenant)
 
 
 DELETE = (
@@ -170,6 +176,7 @@ WITH gone AS (
 , unbooked AS (
     SELECT tenant, model, completed_at, usage FROM gone WHERE usage IS NOT NULL AND NOT usage_booked
 )
+, unbooked_gone AS (DELETE FROM unbooked_usage USING gone WHERE unbooked_usage.id = gone.id AND NOT gone.usage_booked)
 """
     # What a job used stays in the ledger, however soon it is deleted.
     + booking("unbooked")

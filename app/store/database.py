@@ -176,6 +176,20 @@ class Database:
             return str(await _until_done(lambda: connection.execute(statement, *arguments)))
 
 
+async def in_transaction(runner: Runner, steps: Callable[[Runner], Awaitable[T]]) -> T:
+    """Take these steps in the runner's transaction, or in one of their own, which is begun anew when PostgreSQL undid it:
+    so they must do nothing but run statements."""
+    if not isinstance(runner, Database):
+        return await steps(runner)
+
+    async def once() -> T:
+        async with connection.transaction():
+            return await steps(connection)
+
+    async with runner.connection() as connection:
+        return await _until_done(once)
+
+
 async def _until_done(once: Callable[[], Awaitable[T]]) -> T:
     for _ in range(SECOND_TRIES):
         try:

@@ -14,6 +14,7 @@ from app.jobs.states import State
 from app.store.changes import Changes
 from app.store.control import cancel
 from app.store.database import Database, Runner
+from app.store.live import moved_in_queue
 from app.telemetry import GATES_PASSED
 
 GATE = "waiting_for"
@@ -49,15 +50,21 @@ DELETE FROM dependencies USING unnest($1::text[], $2::text[]) AS ended (job_id, 
 WHERE dependencies.job_id = ended.job_id AND dependencies.depends_on = ended.depends_on
 """
 # Through this gate, and on to the next: time, then the key.
-LET_THROUGH = """
-UPDATE jobs SET
-    ready_at = CASE WHEN run_at <= now() AND concurrency_key IS NULL THEN now() END,
-    gate = CASE WHEN run_at <= now() AND concurrency_key IS NOT NULL THEN 'key' END,
-    reason = CASE WHEN run_at > now() THEN 'scheduled' WHEN concurrency_key IS NOT NULL THEN 'key_busy' END
-WHERE id = ANY ($1::text[]) AND state = 'queued' AND gate = 'waiting_for'
-  AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job_id = jobs.id)
-RETURNING queue, lane, concurrency_key AS key, ready_at IS NOT NULL AS ready
+LET_THROUGH = (
+    """
+WITH through AS (
+    UPDATE jobs SET
+        ready_at = CASE WHEN run_at <= now() AND concurrency_key IS NULL THEN now() END,
+        gate = CASE WHEN run_at <= now() AND concurrency_key IS NOT NULL THEN 'key' END,
+        reason = CASE WHEN run_at > now() THEN 'scheduled' WHEN concurrency_key IS NOT NULL THEN 'key_busy' END
+    WHERE id = ANY ($1::text[]) AND state = 'queued' AND gate = 'waiting_for'
+      AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job_id = jobs.id)
+    RETURNING jobs.*
+)
 """
+    + moved_in_queue("through")
+    + "SELECT queue, lane, concurrency_key AS key, ready_at IS NOT NULL AS ready FROM through"
+)
 
 
 async def resolve(database: Database, job_ids: Sequence[str]) -> Changes[None]:

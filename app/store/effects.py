@@ -2,7 +2,8 @@
 
 One that moves jobs names its changed rows `moved (id, seq, type, state, verb, data, webhook_url,
 webhook_events)` and appends EVENT_AND_OUTBOX: the event, the outbox row and the announcement. `moved` makes both
-of whole rows. One that removes jobs names them `gone (id, created_at, updated_at)` and appends ALL_IT_OWNED.
+of whole rows. Where the job's own row has taken the event (see history.py), it is OUTBOX. One that removes jobs names
+them `gone (id, created_at, updated_at)` and appends ALL_IT_OWNED.
 """
 
 # What `Changes.moved` needs to know of each job that a statement moved.
@@ -19,14 +20,8 @@ ANNOUNCED = """
 # Host and port as they stand in the URL: what deliveries are queued and limited by.
 WEBHOOK_HOST = "coalesce(lower(substring(webhook_url FROM '^[^:]+://([^/?#]+)')), '')"
 
-# At the moment of the statement: a transaction may have waited for a lock since its now(), while another's event of
-# the same job was written.
-EVENT_AND_OUTBOX = (
+OUTBOX = (
     f"""
-, logged AS (
-    INSERT INTO events (job_id, seq, type, state, reason, data, at)
-    SELECT id, seq, type, state, verb, data, statement_timestamp() FROM moved
-)
 , outbox AS (
     INSERT INTO deliveries (job_id, seq, type, host)
     SELECT id, seq, type, {WEBHOOK_HOST} FROM moved
@@ -36,6 +31,20 @@ EVENT_AND_OUTBOX = (
 """
     + ANNOUNCED
 )
+
+
+def logged(rows: str = "moved") -> str:
+    """Put these events into the log, at the moment of the statement: a transaction may have waited for a lock since
+    its now(), while another's event of the same job was written."""
+    return f"""
+, logged AS (
+    INSERT INTO events (job_id, seq, type, state, reason, data, at)
+    SELECT id, seq, type, state, verb, data, statement_timestamp() FROM {rows}
+)
+"""
+
+
+EVENT_AND_OUTBOX = logged() + OUTBOX
 
 
 def moved(rows: str, *, verb: str, data: str = "NULL", kind: str = "state") -> str:
@@ -54,6 +63,7 @@ def moved(rows: str, *, verb: str, data: str = "NULL", kind: str = "state") -> s
 # Chatter is found by its day; an hour on either side is for clocks that differ after a failover. The bytes
 # of artifacts that lie elsewhere are thrown into the trash, which the janitor empties.
 ALL_IT_OWNED = """
+, endings_gone AS (DELETE FROM endings USING gone WHERE endings.id = gone.id)
 , events_gone AS (DELETE FROM events USING gone WHERE events.job_id = gone.id)
 , chatter_gone AS (
     DELETE FROM chatter USING gone

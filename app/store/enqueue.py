@@ -19,8 +19,10 @@ from app.jobs.states import TERMINAL
 from app.jobs.submission import NewJob
 from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.effects import EVENT_AND_OUTBOX
+from app.store.effects import OUTBOX
+from app.store.history import line
 from app.store.idempotency import Receipt, Submission, first_answers, just_expired
+from app.store.live import ENTER_QUEUE
 from app.store.tables import METADATA
 from app.store.tables.columns import Sent
 from app.telemetry import ENQUEUED
@@ -87,7 +89,6 @@ INPUTS = (
 _of_job = attrgetter(*(each.source for each in OF_JOB))
 SHARED = tuple(index for index, each in enumerate(INPUTS) if each.shared)
 _shared = itemgetter(*SHARED)
-_DEPENDS_ON = [each.name for each in INPUTS].index("depends_on")
 
 
 @dataclass(slots=True)
@@ -136,6 +137,7 @@ def _encoded(given: Input, values: tuple[object, ...]) -> tuple[object, ...]:
     return values if given.encode is None else tuple(map(given.encode, values))
 
 
+_DEPENDS_ON_DATA = "json_build_object('depends_on', depends_on)::text"
 # What is not stored as it is sent.
 MADE = {
     "state": "'queued'",
@@ -148,6 +150,8 @@ MADE = {
     "deadline": "least(deadline, now() + deadline_seconds * interval '1 second', parent_deadline)",
     "dialect": "coalesce(dialect, 'ollama')",
     "gate": "CASE WHEN gate = 'waiting_for' OR due_at <= now() THEN gate END",
+    # What a job waits for stands in its first event; otherwise that says nothing that the row does not.
+    "history": f"""CASE WHEN depends_on IS NULL THEN '' ELSE {line("1", "enqueue", _DEPENDS_ON_DATA)} END""",
     "on_dependency_failure": "CASE WHEN depends_on IS NOT NULL THEN coalesce(on_dependency_failure, 'cancel') END",
 }
 STORED = {
@@ -171,28 +175,23 @@ WITH input AS (
     ON CONFLICT DO NOTHING
     RETURNING left(job_ids, 26) AS owner
 )
-, {inserted} AS (
+, moved AS (
     INSERT INTO jobs ({stored})
     SELECT {values}
     FROM input
     WHERE owner IS NULL OR owner IN (SELECT owner FROM keys)
-    RETURNING id, seq, state AS type, state, 'enqueue' AS verb, NULL AS data, webhook_url, webhook_events
+    RETURNING id, seq, state AS type, state, webhook_url, webhook_events, queue, lane, rank, ready_at, run_at, gate,
+        concurrency_key, fair_value, deadline
 )
-{with_data}
+, entered_queue AS (
+    """
+    + ENTER_QUEUE
+    + """
+)
 """
-    + EVENT_AND_OUTBOX
+    + OUTBOX
     + "SELECT id FROM moved"
 )
-
-
-# What a job waits for stands in its first event.
-_WITH_DATA = """
-, moved AS (
-    SELECT inserted.id, seq, type, state, verb, inserted.webhook_url, inserted.webhook_events,
-        CASE WHEN depends_on IS NOT NULL THEN json_build_object('depends_on', depends_on)::text END AS data
-    FROM inserted JOIN input ON input.id = inserted.id
-)
-"""
 
 
 @cache
@@ -212,8 +211,6 @@ def enqueue_statement(used: tuple[int, ...], *, one_place: bool = False) -> str:
         input=f"SELECT *, {', '.join(others)} FROM unnest({', '.join(arrays)}) AS sent ({', '.join(names)})",
         stored=", ".join(STORED),
         values=", ".join(STORED.values()),
-        inserted="inserted" if _DEPENDS_ON in used else "moved",
-        with_data=_WITH_DATA if _DEPENDS_ON in used else "",
     )
 
 

@@ -16,6 +16,7 @@ import msgspec
 from app.store.changes import Changes
 from app.store.database import Database, Runner
 from app.store.effects import ANNOUNCED, WEBHOOK_HOST
+from app.store.history import of_row
 from app.store.rows import arrays, columns
 from app.telemetry import EVENTS_APPENDED
 
@@ -173,6 +174,10 @@ LEFT JOIN LATERAL (
     SELECT page.*, octet_length(page.data) AS own,
            sum(coalesce(octet_length(page.data), 0)) OVER (ORDER BY page.seq) AS bytes
     FROM (
+        (SELECT {columns(Event)} FROM {of_row("j")} AS own
+         WHERE seq > w.after AND j.seq > w.after AND (w.types IS NULL OR type = ANY (w.types::text[]))
+         ORDER BY seq LIMIT w.max_rows)
+        UNION ALL
         (SELECT {columns(Event)} FROM events
          WHERE job_id = w.job_id AND seq > w.after AND j.seq > w.after
            AND (w.types IS NULL OR type = ANY (w.types::text[]))

@@ -8,6 +8,7 @@ however slowly they run, no job is moved about, and other queues know nothing of
 from collections.abc import Sequence
 
 from app.store.job import ClaimedJob, LeasedJob
+from app.store.live import HELD
 from app.store.remembered import Remembered
 
 # A claim looks at this many values at most, and shares out what is left in this many rounds.
@@ -15,12 +16,12 @@ MAX_VALUES = 500
 MAX_ROUNDS = 6
 TOP = 1 << 15
 
-_CLAIMABLE = "state = 'queued' AND ready_at IS NOT NULL AND fair_value IS NOT NULL"
+_CLAIMABLE = "ready_at IS NOT NULL AND fair_value IS NOT NULL"
 
 BEST_RANK = f"""
 SELECT asked.lane, best.rank FROM unnest($2::text[]) AS asked (lane)
 CROSS JOIN LATERAL (
-    SELECT rank FROM jobs WHERE queue = $1 AND lane = asked.lane AND {_CLAIMABLE} AND rank < $3::int
+    SELECT rank FROM queued WHERE queue = $1 AND lane = asked.lane AND {_CLAIMABLE} AND rank < $3::int
     ORDER BY rank DESC LIMIT 1
 ) AS best
 """
@@ -30,12 +31,12 @@ def _values(where: str, until: str = "") -> str:
     """A loose index scan over the values that have work in one lane."""
     return f"""(
         WITH RECURSIVE known AS (
-            (SELECT fair_value, 1 AS n FROM jobs
+            (SELECT fair_value, 1 AS n FROM queued
              WHERE queue = $1 AND lane = place.lane AND rank = $4 AND {_CLAIMABLE} AND fair_value {where}
              ORDER BY fair_value LIMIT 1)
             UNION ALL
             SELECT following.fair_value, known.n + 1 FROM known CROSS JOIN LATERAL (
-                SELECT fair_value FROM jobs
+                SELECT fair_value FROM queued
                 WHERE queue = $1 AND lane = place.lane AND rank = $4 AND {_CLAIMABLE}
                   AND fair_value > known.fair_value
                 ORDER BY fair_value LIMIT 1
@@ -65,13 +66,13 @@ WITH turns AS MATERIALIZED (
     SELECT greatest(1, ceil($6::float8 / greatest(count(*), 1)))::int AS jobs FROM turns
 )
 , due AS MATERIALIZED (
-    SELECT found.id FROM turns CROSS JOIN quota CROSS JOIN LATERAL (
-        SELECT id FROM jobs
-        WHERE queue = $1 AND lane = turns.lane AND rank = $4 AND {_CLAIMABLE}
-          AND fair_value >= turns.fair_value AND fair_value <= turns.fair_value
-          AND (deadline IS NULL OR deadline > statement_timestamp())
-        ORDER BY fair_value, ready_at, id LIMIT quota.jobs
-        FOR UPDATE SKIP LOCKED
+    SELECT found.id, found.logs_itself FROM turns CROSS JOIN quota CROSS JOIN LATERAL (
+        SELECT q.id, held.logs_itself FROM queued q CROSS JOIN LATERAL ({HELD}
+        ) AS held
+        WHERE q.queue = $1 AND q.lane = turns.lane AND q.rank = $4 AND q.ready_at IS NOT NULL
+          AND q.fair_value >= turns.fair_value AND q.fair_value <= turns.fair_value
+          AND (q.deadline IS NULL OR q.deadline > statement_timestamp())
+        ORDER BY q.fair_value, q.ready_at, q.id LIMIT quota.jobs
     ) AS found
     WHERE NOT EXISTS (SELECT 1 FROM queues WHERE name = $1 AND paused_at IS NOT NULL)
     ORDER BY turns.turn

@@ -25,13 +25,13 @@ class Head:
 # it costs the same however many there are.
 HEADS = """
 WITH RECURSIVE heads AS (
-    (SELECT queue, lane, rank, ready_at, id FROM jobs
-     WHERE state = 'queued' AND ready_at IS NOT NULL AND (queue, lane) > ($1::text, $2::text)
+    (SELECT queue, lane, rank, ready_at, id FROM queued
+     WHERE ready_at IS NOT NULL AND (queue, lane) > ($1::text, $2::text)
      ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1)
     UNION ALL
     SELECT following.* FROM heads CROSS JOIN LATERAL (
-        SELECT queue, lane, rank, ready_at, id FROM jobs
-        WHERE state = 'queued' AND ready_at IS NOT NULL AND (queue, lane) > (heads.queue, heads.lane)
+        SELECT queue, lane, rank, ready_at, id FROM queued
+        WHERE ready_at IS NOT NULL AND (queue, lane) > (heads.queue, heads.lane)
         ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1
     ) AS following
 )
@@ -63,13 +63,13 @@ SELECT asked.queue, head.lane, head.rank, head.ready_at, head.id,
        date_part('epoch', now() - head.ready_at) AS waited_seconds
 FROM unnest($1::text[]) AS asked (queue) CROSS JOIN LATERAL (
     WITH RECURSIVE heads AS (
-        (SELECT lane, rank, ready_at, id FROM jobs
-         WHERE queue = asked.queue AND state = 'queued' AND ready_at IS NOT NULL AND lane > ''
+        (SELECT lane, rank, ready_at, id FROM queued
+         WHERE queue = asked.queue AND ready_at IS NOT NULL AND lane > ''
          ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1)
         UNION ALL
         SELECT following.* FROM heads CROSS JOIN LATERAL (
-            SELECT lane, rank, ready_at, id FROM jobs
-            WHERE queue = asked.queue AND state = 'queued' AND ready_at IS NOT NULL AND lane > heads.lane
+            SELECT lane, rank, ready_at, id FROM queued
+            WHERE queue = asked.queue AND ready_at IS NOT NULL AND lane > heads.lane
             ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1
         ) AS following
     )

@@ -30,10 +30,11 @@ WITH theirs AS MATERIALIZED (
     GROUP BY 1
 )
 , running AS (
-    SELECT worker, count(*) AS jobs FROM jobs
-    WHERE state IN ('loading', 'working') AND runs_on = $1 AND lease_expires_at > now()
-      AND worker <> left($2, -9)
-    GROUP BY worker
+    SELECT r.worker, count(*) AS jobs FROM running r CROSS JOIN LATERAL (
+        SELECT 1 FROM jobs WHERE id = r.id AND state IN ('loading', 'working') AND lease_expires_at > now() LIMIT 1
+    ) AS leased
+    WHERE r.runs_on = $1 AND r.worker <> left($2, -9)
+    GROUP BY r.worker
 )
 , others AS (
     SELECT coalesce(sum(greatest(held.slots, running.jobs)), 0)::int AS slots

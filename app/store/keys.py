@@ -4,9 +4,9 @@ A job takes a place of its key from the moment it could be claimed until it runs
 `loading`, `working`, or queued with a `ready_at`. All others of the key wait behind the gate, out of the claim's
 way; so the claim needs no check, and a backlog of a hundred thousand costs it nothing.
 
-There is no counter. Whoever hands out places (enqueue, READY_NEXT) holds the key's advisory lock and counts the
+There is no counter. Whoever hands out places (enqueue, `ready_next`) holds the key's advisory lock and counts the
 places that are taken; everybody else only gives places back, which needs no lock. Giving back commits first and
-then asks for READY_NEXT: a lock taken after rows would be in the wrong order, and a count in the statement that
+then asks for `ready_next`: a lock taken after rows would be in the wrong order, and a count in the statement that
 frees the place could not see what was enqueued while it waited. A crash in between is healed by `repair`.
 
 Lock order everywhere: advisory locks (sorted), then rows.
@@ -23,76 +23,91 @@ from app.jobs.shapes import Count, JobId, Moment
 from app.store.changes import Changes
 from app.store.changes import Key as QueueKey
 from app.store.database import Database, Runner
+from app.store.live import moved_in_queue
 from app.store.locks import lock, lock_number
 from app.store.rows import as_rows, columns
 from app.telemetry import GATES_PASSED
 
-# Takes a place of its key. The same words as in the index, so that the planner knows it.
-HOLDS = """concurrency_key IS NOT NULL
-          AND (state IN ('loading', 'working') OR (state = 'queued' AND ready_at IS NOT NULL))"""
-# Waits for its key or holds it; the words of another index.
-LIVES = "concurrency_key IS NOT NULL AND state IN ('queued', 'loading', 'working')"
 GATE = "key"
 # Moved at once for one key; a key that was opened wide is opened in steps.
 STEP = 500
+
+
+def _holders(of: str) -> str:
+    """How many places of a key are taken: by those that run, and those that could be claimed any moment."""
+    return f"""(
+        (SELECT count(*) FROM running WHERE queue = {of}.queue AND concurrency_key = {of}.key)
+        + (SELECT count(*) FROM queued WHERE queue = {of}.queue AND concurrency_key = {of}.key AND ready_at IS NOT NULL)
+    )"""
 
 
 def key_lock(key: QueueKey) -> int:
     return lock_number("key", *key)
 
 
-# Hand out the places that are free, best rank first, then oldest. When the limit was lowered, take back those
-# that nobody has claimed yet, newest first. SKIP LOCKED, because whoever holds such a row is about to move it.
-READY_NEXT = f"""
+# Which places are free, who is to have them: best rank first, then oldest. When the limit was lowered, those that nobody
+# has claimed yet are taken back, newest first. SKIP LOCKED, because whoever holds such a row is about to move it.
+HOLD_NEXT = f"""
 WITH places AS MATERIALIZED (
     SELECT asked.queue, asked.key,
         CASE WHEN queues.settings ? 'key' THEN coalesce((queues.settings->>'max_active')::bigint, 1)
-             ELSE 1000000000 END - (
-            SELECT count(*) FROM jobs
-            WHERE queue = asked.queue AND concurrency_key = asked.key AND {HOLDS}
-        ) AS free
+             ELSE 1000000000 END - {_holders("asked")} AS free
     FROM unnest($1::text[], $2::text[]) AS asked (queue, key) LEFT JOIN queues ON queues.name = asked.queue
 )
 , following AS MATERIALIZED (
-    SELECT next.id FROM places CROSS JOIN LATERAL (
-        SELECT id FROM jobs
-        WHERE queue = places.queue AND gate = '{GATE}' AND concurrency_key = places.key AND state = 'queued'
-        ORDER BY rank DESC, id LIMIT greatest(least(places.free, {STEP}), 0)
-        FOR UPDATE SKIP LOCKED
+    SELECT next.id, places.queue, places.key FROM places CROSS JOIN LATERAL (
+        SELECT q.id FROM queued q CROSS JOIN LATERAL (
+            SELECT 1 FROM jobs WHERE id = q.id AND state = 'queued' AND gate = '{GATE}' LIMIT 1 FOR UPDATE SKIP LOCKED
+        ) AS held
+        WHERE q.queue = places.queue AND q.gate = '{GATE}' AND q.concurrency_key = places.key
+        ORDER BY q.rank DESC, q.id LIMIT greatest(least(places.free, {STEP}), 0)
     ) AS next
 )
 , too_many AS MATERIALIZED (
     SELECT last.id FROM places CROSS JOIN LATERAL (
-        SELECT id FROM jobs
-        WHERE id = ANY (ARRAY(
-            SELECT id FROM jobs WHERE queue = places.queue AND concurrency_key = places.key AND {HOLDS}
-              AND places.free < 0
-          ))
-          AND state = 'queued' AND ready_at IS NOT NULL
-        ORDER BY rank, id DESC LIMIT greatest(-places.free, 0)
-        FOR UPDATE SKIP LOCKED
+        SELECT holder.id FROM (
+            SELECT id, rank FROM queued
+            WHERE queue = places.queue AND concurrency_key = places.key AND ready_at IS NOT NULL AND places.free < 0
+            OFFSET 0
+        ) AS holder
+        CROSS JOIN LATERAL (
+            SELECT 1 FROM jobs WHERE id = holder.id AND state = 'queued' AND ready_at IS NOT NULL LIMIT 1
+            FOR UPDATE SKIP LOCKED
+        ) AS held
+        ORDER BY holder.rank, holder.id DESC LIMIT greatest(-places.free, 0)
     ) AS last
 )
-, readied AS (
-    UPDATE jobs AS j SET ready_at = now(), gate = NULL, reason = NULL
-    FROM following WHERE j.id = following.id RETURNING j.queue, j.lane, j.concurrency_key
-)
-, gated AS (
-    UPDATE jobs AS j SET ready_at = NULL, gate = '{GATE}', reason = 'key_busy'
-    FROM too_many WHERE j.id = too_many.id RETURNING j.id
-)
-SELECT places.queue, places.key, lanes.lanes,
-    places.free > coalesce(lanes.jobs, 0) AND (
-        SELECT true FROM jobs
-        WHERE queue = places.queue AND gate = '{GATE}' AND concurrency_key = places.key AND state = 'queued'
+SELECT places.queue, places.key,
+    ARRAY(SELECT id FROM following WHERE following.queue = places.queue AND following.key = places.key) AS following,
+    ARRAY(SELECT id FROM too_many) AS too_many,
+    places.free > (
+        SELECT count(*) FROM following WHERE following.queue = places.queue AND following.key = places.key
+    ) AND (
+        SELECT true FROM queued
+        WHERE queue = places.queue AND gate = '{GATE}' AND concurrency_key = places.key
           AND id NOT IN (SELECT id FROM following)
         LIMIT 1
     ) IS NOT NULL AS unfinished
-FROM places LEFT JOIN (
-    SELECT queue, concurrency_key, array_agg(DISTINCT lane) AS lanes, count(*) AS jobs
-    FROM readied GROUP BY queue, concurrency_key
-) AS lanes ON lanes.queue = places.queue AND lanes.concurrency_key = places.key
+FROM places
 """
+READY = (
+    """
+WITH readied AS (
+    UPDATE jobs AS j SET ready_at = now(), gate = NULL, reason = NULL WHERE j.id = ANY ($1::text[]) RETURNING j.*
+)
+"""
+    + moved_in_queue("readied")
+    + "SELECT DISTINCT queue, lane FROM readied"
+)
+TAKE_BACK = (
+    f"""
+WITH taken_back AS (
+    UPDATE jobs AS j SET ready_at = NULL, gate = '{GATE}', reason = 'key_busy' WHERE j.id = ANY ($1::text[]) RETURNING j.*
+)
+"""
+    + moved_in_queue("taken_back")
+    + "SELECT id FROM taken_back"
+)
 
 
 # Most keys have nobody waiting; one probe tells, and no lock is taken for them. One who comes to stand in line in
@@ -100,8 +115,8 @@ FROM places LEFT JOIN (
 WITH_WAITING = f"""
 SELECT asked.queue, asked.key FROM unnest($1::text[], $2::text[]) AS asked (queue, key)
 CROSS JOIN LATERAL (
-    SELECT 1 FROM jobs
-    WHERE queue = asked.queue AND gate = '{GATE}' AND concurrency_key = asked.key AND state = 'queued' LIMIT 1
+    SELECT 1 FROM queued
+    WHERE queue = asked.queue AND gate = '{GATE}' AND concurrency_key = asked.key LIMIT 1
 ) AS waiting
 """
 
@@ -121,9 +136,15 @@ async def ready_next(database: Database, keys: Sequence[QueueKey]) -> Changes[Qu
 
 async def ready_next_locked(connection: Runner, keys: Sequence[QueueKey]) -> Changes[QueueKey]:
     """The same, for one who holds the keys' locks already."""
-    rows = await connection.fetch(READY_NEXT, [queue for queue, _ in keys], [key for _, key in keys])
+    rows = await connection.fetch(HOLD_NEXT, [queue for queue, _ in keys], [key for _, key in keys])
     changes = Changes([(row["queue"], row["key"]) for row in rows if row["unfinished"]])
-    changes.work = {(row["queue"], lane) for row in rows for lane in row["lanes"] or ()}
+    following = [job_id for row in rows for job_id in row["following"]]
+    too_many = {job_id for row in rows for job_id in row["too_many"]}
+    if following:
+        readied = await connection.fetch(READY, following)
+        changes.work = {(row["queue"], row["lane"]) for row in readied}
+    if too_many:
+        await connection.fetch(TAKE_BACK, sorted(too_many))
     if changes.work:
         changes.count(GATES_PASSED, GATE, by=len(changes.work))
     return changes
@@ -133,25 +154,22 @@ async def ready_next_locked(connection: Runner, keys: Sequence[QueueKey]) -> Cha
 # are told, or with more places taken than there are.
 REPAIR = f"""
 WITH RECURSIVE waiting AS (
-    (SELECT queue, concurrency_key, 1 AS n FROM jobs
-     WHERE state = 'queued' AND gate = '{GATE}' AND (queue, gate, concurrency_key) > ($1, '{GATE}', $2)
+    (SELECT queue, concurrency_key, 1 AS n FROM queued
+     WHERE gate = '{GATE}' AND (queue, gate, concurrency_key) > ($1, '{GATE}', $2)
      ORDER BY queue, gate, concurrency_key LIMIT 1)
     UNION ALL
     SELECT following.queue, following.concurrency_key, waiting.n + 1 FROM waiting CROSS JOIN LATERAL (
-        SELECT queue, concurrency_key FROM jobs
-        WHERE state = 'queued' AND gate = '{GATE}'
+        SELECT queue, concurrency_key FROM queued
+        WHERE gate = '{GATE}'
           AND (queue, gate, concurrency_key) > (waiting.queue, '{GATE}', waiting.concurrency_key)
         ORDER BY queue, gate, concurrency_key LIMIT 1
     ) AS following
     WHERE waiting.n < $3
 )
-SELECT waiting.queue, waiting.concurrency_key AS key,
+SELECT waiting.queue, waiting.key,
     CASE WHEN queues.settings ? 'key' THEN coalesce((queues.settings->>'max_active')::bigint, 1)
-         ELSE 1000000000 END <> (
-        SELECT count(*) FROM jobs
-        WHERE queue = waiting.queue AND concurrency_key = waiting.concurrency_key AND {HOLDS}
-    ) AS wrong
-FROM waiting LEFT JOIN queues ON queues.name = waiting.queue
+         ELSE 1000000000 END <> {_holders("waiting")} AS wrong
+FROM (SELECT queue, concurrency_key AS key FROM waiting) AS waiting LEFT JOIN queues ON queues.name = waiting.queue
 """
 
 
@@ -163,10 +181,14 @@ async def find_wrong(database: Runner, after: QueueKey, limit: int) -> tuple[lis
 
 
 # Keys of a queue whose limit may have been lowered: those that have places taken.
-HELD_KEYS = f"""
+HELD_KEYS = """
 SELECT DISTINCT concurrency_key AS key FROM (
-    SELECT concurrency_key FROM jobs
-    WHERE queue = $1 AND concurrency_key > $2 AND {HOLDS} ORDER BY concurrency_key LIMIT $3
+    (SELECT concurrency_key FROM running
+     WHERE queue = $1 AND concurrency_key > $2 ORDER BY concurrency_key LIMIT $3)
+    UNION ALL
+    (SELECT concurrency_key FROM queued
+     WHERE queue = $1 AND concurrency_key > $2 AND ready_at IS NOT NULL ORDER BY concurrency_key LIMIT $3)
+    ORDER BY concurrency_key LIMIT $3
 ) AS holders ORDER BY key
 """
 
@@ -206,16 +228,18 @@ class Key(msgspec.Struct):
 # The last renewal is not kept; it lies one lease before the lease's end.
 _HEARTBEAT = "least(now(), lease_expires_at - lease_seconds * interval '1 second')"
 ACTIVE = f"""
-SELECT {columns(KeyHolder, job_id="id", heartbeat_at=_HEARTBEAT)}
-FROM (SELECT * FROM jobs WHERE queue = $1 AND concurrency_key = $2 AND {HOLDS} OFFSET 0) AS holder
-WHERE state IN ('loading', 'working') ORDER BY id
+SELECT {columns(KeyHolder, "j", job_id="j.id", heartbeat_at=_HEARTBEAT)}
+FROM (SELECT id FROM running WHERE queue = $1 AND concurrency_key = $2 OFFSET 0) AS holder
+CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = holder.id LIMIT 1) AS j
+WHERE j.state IN ('loading', 'working') ORDER BY j.id
 """
 QUEUED = f"""
-SELECT {columns(KeyWaiter, job_id="id")}
-FROM (SELECT * FROM jobs WHERE queue = $1 AND concurrency_key = $2 AND {LIVES} OFFSET 0) AS live
-WHERE state = 'queued' ORDER BY id LIMIT $3
+SELECT {columns(KeyWaiter, "j", job_id="j.id")}
+FROM (SELECT id FROM queued WHERE queue = $1 AND concurrency_key = $2 ORDER BY queue, concurrency_key, id LIMIT $3) AS waiter
+CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = waiter.id LIMIT 1) AS j
+WHERE j.state = 'queued' ORDER BY j.id
 """
-STALE = "SELECT count(*) FROM jobs WHERE queue = $1 AND concurrency_key = $2 AND state = 'stale'"
+STALE = "SELECT count(*) FROM endings WHERE queue = $1 AND concurrency_key = $2 AND state = 'stale'"
 MAX_SHOWN = 1000
 
 
@@ -242,37 +266,33 @@ class KeyState:
 
 # Counted no further than the limit: beyond it nothing changes.
 PLACES = f"""
-SELECT asked.queue, asked.key,
-    (SELECT count(*) FROM jobs WHERE queue = asked.queue AND concurrency_key = asked.key AND {HOLDS}) AS holders,
+SELECT asked.queue, asked.key, {_holders("asked")} AS holders,
     (SELECT count(*) FROM (
-        SELECT 1 FROM jobs
-        WHERE queue = asked.queue AND concurrency_key = asked.key AND state IN ('queued', 'loading', 'working')
+        (SELECT 1 FROM queued WHERE queue = asked.queue AND concurrency_key = asked.key LIMIT asked.places)
+        UNION ALL
+        (SELECT 1 FROM running WHERE queue = asked.queue AND concurrency_key = asked.key LIMIT asked.places)
         LIMIT asked.places
     ) AS counted) AS live,
-    (SELECT id || ':' || state FROM (
-        SELECT id, state FROM jobs WHERE queue = asked.queue AND concurrency_key = asked.key AND {HOLDS} OFFSET 0
-     ) AS holder WHERE state IN ('loading', 'working') ORDER BY id LIMIT 1) AS active,
+    (SELECT j.id || ':' || j.state FROM (
+        SELECT min(id) AS id FROM running WHERE queue = asked.queue AND concurrency_key = asked.key
+     ) AS holder CROSS JOIN LATERAL (SELECT id, state FROM jobs WHERE id = holder.id LIMIT 1) AS j) AS active,
     (SELECT max(id) FROM (
-        SELECT id FROM jobs
-        WHERE queue = asked.queue AND concurrency_key = asked.key AND state = 'queued' LIMIT 100
+        SELECT id FROM queued WHERE queue = asked.queue AND concurrency_key = asked.key LIMIT 100
      ) AS queued) AS queued_id
 FROM unnest($1::text[], $2::text[], $3::bigint[]) AS asked (queue, key, places)
 """
 
 # SKIP LOCKED: one that is being claimed in this moment is as good as active, and is not replaced.
-OLDEST = f"""
+OLDEST = """
 SELECT asked.queue, asked.key, oldest.id, oldest.holds
 FROM unnest($1::text[], $2::text[], $3::int[]) AS asked (queue, key, wanted)
 CROSS JOIN LATERAL (
-    SELECT held.* FROM (
-        SELECT id FROM (
-            SELECT id FROM jobs
-            WHERE queue = asked.queue AND concurrency_key = asked.key AND {LIVES} AND state = 'queued' OFFSET 0
-        ) AS queued ORDER BY id
-    ) AS waiting
-    CROSS JOIN LATERAL (
-        SELECT id, ({HOLDS}) AS holds FROM jobs WHERE id = waiting.id AND state = 'queued' FOR UPDATE SKIP LOCKED
+    SELECT held.* FROM queued q CROSS JOIN LATERAL (
+        SELECT id, ready_at IS NOT NULL AS holds FROM jobs WHERE id = q.id AND state = 'queued' LIMIT 1
+        FOR UPDATE SKIP LOCKED
     ) AS held
+    WHERE q.queue = asked.queue AND q.concurrency_key = asked.key
+    ORDER BY q.queue, q.concurrency_key, q.id
     LIMIT asked.wanted
 ) AS oldest
 ORDER BY oldest.id

@@ -17,8 +17,7 @@ WORTHWHILE_SHARE = 0.25
 # And after an hour at the latest, however slow the rate: no moment lies too far away to be computed with.
 MAX_REFILL_SECONDS = 3600.0
 
-# `|| ''`: by the index of what is alive, never by the one of all that ever was in the queue.
-RUNNING = "SELECT count(*) FROM jobs WHERE state IN ('loading', 'working') AND queue || '' = $1"
+RUNNING = "SELECT count(*) FROM running WHERE queue = $1"
 # clock_timestamp, not now(): the transaction may have begun before it got the lock.
 REFILL = """
 INSERT INTO queue_limits AS l (queue, tokens, refilled_at) VALUES ($1, $2, clock_timestamp())

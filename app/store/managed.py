@@ -23,6 +23,7 @@ from app.store.effects import moved
 from app.store.enqueue import RELATED, Enqueued, Rows, accept, indexed, insert, lock_parents, parent_problem
 from app.store.idempotency import Answer, IdempotencyKeys, Receipt, Submission
 from app.store.keys import KeyState
+from app.store.live import end, leave_queue
 from app.store.locks import lock
 from app.store.queues import QueueBook
 from app.store.tallies import tally
@@ -300,6 +301,8 @@ WITH skipped AS (
     RETURNING j.*, replaced.by
 )
 """
+    + leave_queue("skipped")
+    + end("skipped")
     + moved("skipped", verb="'skip'", data="json_build_object('replaced_by', by)::text")
     + tally("skipped")
     + "SELECT id FROM skipped"

@@ -18,6 +18,7 @@ import msgspec
 
 from app.store.changes import Changes
 from app.store.database import Database
+from app.store.history import of_row
 from app.store.low_water import THE_BEGINNING
 from app.store.rows import arrays, as_rows, columns
 
@@ -59,26 +60,38 @@ class DueDelivery(msgspec.Struct, gc=False):
 # The event as it was, the job as it is; what may be large is left out, and so
 # is what a run said (chatter_of): its many partitions would be planned with every claim. It changes no state, so
 # the log of states is enough to know the state before and after it.
-_CONTENT = """
+_CONTENT = f"""
 SELECT c.job_id, c.seq, c.type, c.host, c.tries, c.next_try_at, extract(epoch FROM now() - c.created_at)::float8 AS age,
     j.webhook_url, j.webhook_secret, j.kind, j.queue, j.model, j.metadata, j.traceparent, j.tracestate,
     j.state AS job_state, j.error,
     coalesce(e.state, before.state, c.type) AS state, coalesce(e.at, c.created_at) AS at, e.data,
     before.state AS previous_state,
     CASE WHEN j.seq = c.seq THEN j.attempt ELSE coalesce((
-        SELECT (claim.data::json ->> 'attempt')::int FROM events claim
-        WHERE claim.job_id = c.job_id AND claim.seq <= c.seq AND claim.type IN ('loading', 'queued')
+        SELECT (claim.data::json ->> 'attempt')::int FROM (
+            (SELECT seq, data FROM events
+             WHERE job_id = c.job_id AND seq <= c.seq AND type IN ('loading', 'queued') ORDER BY seq DESC LIMIT 1)
+            UNION ALL
+            SELECT seq, data FROM {of_row("j")} AS own WHERE seq <= c.seq AND type IN ('loading', 'queued')
+        ) AS claim
         ORDER BY claim.seq DESC LIMIT 1
     ), 0) END AS attempt,
     CASE WHEN c.type = 'done' THEN octet_length(j.result) END AS result_bytes,
-    CASE WHEN c.type = 'done' AND octet_length(j.result) <= {largest} THEN j.result END AS result,
+    CASE WHEN c.type = 'done' AND octet_length(j.result) <= {{largest}} THEN j.result END AS result,
     (SELECT json_agg(json_build_object('name', name, 'content_type', content_type, 'size', size) ORDER BY name)
      FROM artifacts WHERE job_id = c.job_id) AS stored_artifacts
 FROM claimed c
 CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = c.job_id LIMIT 1) AS j
-LEFT JOIN LATERAL (SELECT * FROM events WHERE job_id = c.job_id AND seq = c.seq LIMIT 1) AS e ON true
 LEFT JOIN LATERAL (
-    SELECT b.state FROM events b WHERE b.job_id = c.job_id AND b.seq < c.seq ORDER BY b.seq DESC LIMIT 1
+    (SELECT state, at, data FROM events WHERE job_id = c.job_id AND seq = c.seq)
+    UNION ALL
+    SELECT state, at, data FROM {of_row("j")} AS own WHERE seq = c.seq
+    LIMIT 1
+) AS e ON true
+LEFT JOIN LATERAL (
+    (SELECT seq, state FROM events WHERE job_id = c.job_id AND seq < c.seq ORDER BY seq DESC LIMIT 1)
+    UNION ALL
+    SELECT seq, state FROM {of_row("j")} AS own WHERE seq < c.seq
+    ORDER BY seq DESC LIMIT 1
 ) AS before ON true
 """
 

@@ -2,16 +2,15 @@
 
 from app.store.changes import Changes
 from app.store.database import Database
+from app.store.live import move_held, moved_in_queue
 
 # A loose index scan: one probe per queue that has waiting jobs, which finds the first of them to come due.
 _WAITING = """
 WITH RECURSIVE waiting AS (
-    (SELECT queue, run_at FROM jobs
-     WHERE state = 'queued' AND ready_at IS NULL AND gate IS NULL ORDER BY queue, run_at LIMIT 1)
+    (SELECT queue, run_at FROM queued WHERE ready_at IS NULL AND gate IS NULL ORDER BY queue, run_at LIMIT 1)
     UNION ALL
     SELECT following.queue, following.run_at FROM waiting CROSS JOIN LATERAL (
-        SELECT queue, run_at FROM jobs
-        WHERE state = 'queued' AND ready_at IS NULL AND gate IS NULL AND queue > waiting.queue
+        SELECT queue, run_at FROM queued WHERE ready_at IS NULL AND gate IS NULL AND queue > waiting.queue
         ORDER BY queue, run_at LIMIT 1
     ) AS following
 )
@@ -21,27 +20,34 @@ WITH RECURSIVE waiting AS (
 # they have yet to stand in line for it. Each queue with something due has an equal share of the round, so that a
 # crowd in one holds up none of the others; if there are more queues than a round has room for, chance decides
 # whose turn it is, so that none is passed over twice in a row for its name.
-PROMOTE = (
+HOLD_DUE = (
     _WAITING
     + """
 , crowds AS MATERIALIZED (SELECT queue FROM waiting WHERE run_at <= now() ORDER BY random() LIMIT $1)
-, due AS MATERIALIZED (
-    SELECT found.id FROM crowds CROSS JOIN LATERAL (
-        SELECT id FROM jobs
-        WHERE queue = crowds.queue AND state = 'queued' AND ready_at IS NULL AND gate IS NULL AND run_at <= now()
-        ORDER BY run_at LIMIT greatest($1 / (SELECT count(*) FROM crowds), 1)
-        FOR UPDATE SKIP LOCKED
-    ) AS found
+SELECT found.id FROM crowds CROSS JOIN LATERAL (
+    SELECT q.id FROM queued q CROSS JOIN LATERAL (
+        SELECT 1 FROM jobs
+        WHERE id = q.id AND state = 'queued' AND ready_at IS NULL AND gate IS NULL AND run_at <= now()
+        LIMIT 1 FOR UPDATE SKIP LOCKED
+    ) AS held
+    WHERE q.queue = crowds.queue AND q.ready_at IS NULL AND q.gate IS NULL AND q.run_at <= now()
+    ORDER BY q.run_at LIMIT greatest($1 / (SELECT count(*) FROM crowds), 1)
+) AS found
+"""
 )
-, promoted AS (
+PROMOTE = (
+    """
+WITH promoted AS (
     UPDATE jobs AS j SET
         ready_at = CASE WHEN j.concurrency_key IS NULL THEN now() END,
         gate = CASE WHEN j.concurrency_key IS NOT NULL THEN 'key' END,
         reason = CASE WHEN j.concurrency_key IS NOT NULL THEN 'key_busy' END
-    WHERE j.id = ANY (ARRAY(SELECT id FROM due)) RETURNING j.queue, j.lane, j.concurrency_key
+    WHERE j.id = ANY ($1::text[])
+    RETURNING j.*
 )
-SELECT DISTINCT queue, lane, concurrency_key AS key FROM promoted
 """
+    + moved_in_queue("promoted")
+    + "SELECT DISTINCT queue, lane, concurrency_key AS key FROM promoted"
 )
 
 NEXT_DUE = _WAITING + "SELECT date_part('epoch', min(run_at) - now()) FROM waiting WHERE run_at < 'infinity'"
@@ -49,7 +55,7 @@ NEXT_DUE = _WAITING + "SELECT date_part('epoch', min(run_at) - now()) FROM waiti
 
 async def promote(database: Database, limit: int = 1000) -> Changes[None]:
     """Let due jobs through to the claim, or to the gate of their key."""
-    rows = await database.fetch(PROMOTE, limit)
+    rows = await move_held(database, HOLD_DUE, (limit,), PROMOTE)
     return Changes(
         work={(row["queue"], row["lane"]) for row in rows if row["key"] is None},
         keys={(row["queue"], row["key"]) for row in rows if row["key"] is not None},

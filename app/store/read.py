@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 
 from app.jobs.ids import id_floor
-from app.jobs.states import LIVE, TERMINAL, State
+from app.jobs.states import RUNNING, State
 from app.store.database import Database
 from app.store.job import Job, JobSummary
 from app.store.rows import as_row, columns
@@ -46,8 +46,8 @@ async def exists(database: Database, job_id: str) -> bool:
 POSITION_LIMIT = 10_000
 POSITION = f"""
 SELECT count(*) FROM (
-    SELECT 1 FROM jobs
-    WHERE queue = $1 AND lane = $2 AND state = 'queued' AND ready_at IS NOT NULL
+    SELECT 1 FROM queued
+    WHERE queue = $1 AND lane = $2 AND ready_at IS NOT NULL
       AND (rank > $3 OR (rank = $3 AND (ready_at, id) < ($4, $5)))
     LIMIT {POSITION_LIMIT}
 ) AS ahead
@@ -119,6 +119,8 @@ class Look:
     values: str
     # The words of a partial index, so that the planner knows it.
     words: str = "true"
+    # Where that index is: of the jobs themselves, or of a small table that has only some of them.
+    table: str = "jobs"
 
     def span(self, direction: str) -> str:
         """From $2 to $3; that of the two belongs to it which is the last on the way."""
@@ -129,14 +131,31 @@ class Look:
             f" AND ({columns}) {below} ({self.values.format(id='$3')})"
         )
 
-    def order(self, direction: str) -> str:
-        return ", ".join(f"{column} {direction}" for column in self.columns)
+    def order(self, direction: str, prefix: str = "") -> str:
+        return ", ".join(f"{prefix}{column} {direction}" for column in self.columns)
+
+    def seen(self, direction: str, looked: int) -> str:
+        """The next so many jobs, as they stand in FROM; in the order of `look_…`."""
+        kept = ", ".join(f"{column} AS look_{column}" for column in self.columns)
+        whole = ", *" if self.table == "jobs" else ""
+        along = (
+            f"(SELECT {kept}{whole} FROM {self.table} WHERE {self.span(direction)}"
+            f" ORDER BY {self.order(direction)} LIMIT {looked}) AS seen"
+        )
+        return (
+            along
+            if whole
+            else f"{along} CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = look_id LIMIT 1) AS job"
+        )
 
 
 def look_through_state(state: State) -> Look:
-    """All but those that are done have an index of their states."""
-    words = ", ".join(f"'{each}'" for each in sorted(LIVE if state in LIVE else TERMINAL - {State.DONE}))
-    return Look(("state", "id"), f"'{state}', {{id}}", f"state IN ({words})")
+    """All but those that are done stand in a small table; those that run are told apart by their own rows."""
+    if state is State.QUEUED:
+        return Look(("id",), "{id}", table="queued")
+    if state in RUNNING:
+        return Look(("id",), "{id}", table="running")
+    return Look(("state", "id"), f"'{state}', {{id}}", table="endings")
 
 
 def ways(wanted: Filter, arguments: list[object]) -> list[list[Look]]:
@@ -146,7 +165,8 @@ def ways(wanted: Filter, arguments: list[object]) -> list[list[Look]]:
     """
     found = []
     if wanted.states and State.DONE not in wanted.states:
-        found.append([look_through_state(State(state)) for state in sorted(set(wanted.states))])
+        looks = dict.fromkeys(look_through_state(State(state)) for state in sorted(wanted.states))
+        found.append(list(looks))
     if wanted.queue is not None:
         queue = 1 + arguments.index(wanted.queue)
         found.append([Look(("queue", "id"), f"${queue}, {{id}}")])
@@ -160,12 +180,11 @@ def ways(wanted: Filter, arguments: list[object]) -> list[list[Look]]:
 # LIMITs make it lazy: nothing is read beyond the page, nor is the last job looked for unless that is needed.
 _LOOK = """
 (WITH found AS MATERIALIZED (
-    SELECT {columns} FROM (SELECT * FROM jobs WHERE {span} ORDER BY {order} LIMIT {looked}) AS seen
-    WHERE {matching} ORDER BY {order} LIMIT {limit}
+    SELECT {columns} FROM {seen} WHERE {matching} ORDER BY {seen_order} LIMIT {limit}
 )
 SELECT bound.looked_to, found.* FROM (
     SELECT CASE WHEN (SELECT count(*) FROM found) < {limit} THEN (
-        SELECT id FROM jobs WHERE {span} ORDER BY {order} OFFSET {looked} - 1 LIMIT 1
+        SELECT id FROM {table} WHERE {span} ORDER BY {order} OFFSET {looked} - 1 LIMIT 1
     ) END AS looked_to
 ) AS bound LEFT JOIN found ON true)
 """
@@ -177,7 +196,15 @@ def look_statement(
     """All the looks of a way, in one statement and so at one moment; values travel as parameters only."""
     parts = {"columns": columns, "matching": matching, "limit": limit, "looked": looked}
     return " UNION ALL ".join(
-        _LOOK.format(span=look.span(direction), order=look.order(direction), **parts) for look in looks
+        _LOOK.format(
+            table=look.table,
+            span=look.span(direction),
+            order=look.order(direction),
+            seen=look.seen(direction, looked),
+            seen_order=look.order(direction, "look_"),
+            **parts,
+        )
+        for look in looks
     )
 
 

@@ -51,12 +51,19 @@ async def _reconcile_keys(database: Database, queue: str, changes: Changes[str])
 
 
 QUEUED = """
-SELECT id, tenant, metadata, fair_value FROM jobs
-WHERE state = 'queued' AND queue = $1 AND id > $2 ORDER BY id LIMIT $3
+SELECT j.id, j.tenant, j.metadata, j.fair_value
+FROM (SELECT id FROM queued WHERE queue = $1 AND id > $2 ORDER BY id LIMIT $3) AS waiting
+CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = waiting.id LIMIT 1) AS j
+ORDER BY j.id
 """
+HOLD = "SELECT id FROM jobs WHERE id = ANY ($1::text[]) AND state = 'queued' ORDER BY id FOR UPDATE"
 TAG = """
-UPDATE jobs AS j SET fair_value = tagged.value FROM unnest($1::text[], $2::text[]) AS tagged (id, value)
-WHERE j.id = tagged.id AND j.id = ANY ($1::text[]) AND j.state = 'queued'
+WITH value AS (SELECT * FROM unnest($1::text[], $2::text[]) AS tagged (id, value))
+, tagged AS (
+    UPDATE jobs AS j SET fair_value = value.value FROM value
+    WHERE j.id = value.id AND j.id = ANY ($1::text[]) AND j.state = 'queued'
+)
+UPDATE queued AS q SET fair_value = value.value FROM value WHERE q.id = value.id AND q.id = ANY ($1::text[])
 """
 
 
@@ -65,7 +72,10 @@ async def _reconcile_turns(database: Database, rules: QueueRules) -> None:
     while queued := await database.fetch(QUEUED, rules.name, after, STEP):
         changed = [(row["id"], value) for row, value in _values(rules, queued) if row["fair_value"] != value]
         if changed:
-            await database.execute(TAG, [job_id for job_id, _ in changed], [value for _, value in changed])
+            ids = [job_id for job_id, _ in changed]
+            async with database.transaction() as connection:
+                await connection.fetch(HOLD, ids)
+                await connection.execute(TAG, ids, [value for _, value in changed])
         after = queued[-1]["id"]
 
 

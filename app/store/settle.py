@@ -12,7 +12,9 @@ from app.jobs.retry import DEFAULT_BACKOFF_SECONDS
 from app.jobs.states import TERMINAL, Verb
 from app.store.changes import Changes, Failure
 from app.store.database import Runner
-from app.store.effects import EVENT_AND_OUTBOX, MOVED, moved
+from app.store.effects import MOVED, OUTBOX, logged, moved
+from app.store.history import TAKES_EVENTS, line
+from app.store.live import stop
 from app.store.rows import arrays
 from app.store.tallies import tally
 from app.telemetry import SETTLEMENTS
@@ -51,6 +53,7 @@ class Settled:
 # held → what becomes of each → jobs, events and outbox, in lock order of the ids. Only a running job has a
 # lease token. LATERAL with its LIMIT keeps the look-up on the primary key, whatever the planner believes: a
 # scan over the index of live jobs would wade through the dead entries of all that ran before.
+# What starts and what is done is written into the job's own history, all else into the log of events.
 # A worker that gives up on a job that was asked to stop has thereby confirmed the cancel.
 SETTLE = (
     f"""
@@ -62,7 +65,7 @@ WITH input AS (
 )
 , held AS (
     SELECT
-        j.id, j.state AS was, input.verb, input.result, input.error, input.usage, input.fingerprint,
+        j.id, j.state AS was, j.logs_itself, input.verb, input.result, input.error, input.usage, input.fingerprint,
         CASE
             WHEN input.verb = 'complete' THEN 'done'
             WHEN input.verb = 'start' THEN 'working'
@@ -87,7 +90,8 @@ WITH input AS (
             ELSE coalesce(input.delay, 0)
         END AS delay
     FROM input CROSS JOIN LATERAL (
-        SELECT * FROM jobs WHERE id = input.id AND lease_token = input.token LIMIT 1 FOR UPDATE
+        SELECT *, {TAKES_EVENTS} AS logs_itself FROM jobs j
+        WHERE id = input.id AND lease_token = input.token LIMIT 1 FOR UPDATE
     ) AS j
 )
 , settled AS (
@@ -111,15 +115,24 @@ WITH input AS (
             + CASE WHEN h.was = 'loading' THEN date_part('epoch', now() - j.entered_at) ELSE 0 END,
         working_seconds = j.working_seconds
             + CASE WHEN h.was = 'working' THEN date_part('epoch', now() - j.entered_at) ELSE 0 END,
-        entered_at = now(), updated_at = now()
+        entered_at = now(), updated_at = now(),
+        history = CASE
+            WHEN NOT h.logs_itself OR h.becomes NOT IN ('working', 'done') THEN j.history
+            WHEN h.becomes = 'done' AND h.was = 'loading'
+                THEN j.history || {line("(j.seq + 1)", "start")} || {line("(j.seq + 2)", "complete")}
+            WHEN h.becomes = 'done' THEN j.history || {line("(j.seq + 1)", "complete")}
+            ELSE j.history || {line("(j.seq + 1)", "start")}
+        END
     FROM held h
     WHERE j.id = h.id AND NOT (h.verb = 'start' AND h.was = 'working')
     RETURNING j.id, j.kind, j.seq, j.state, j.reason, j.attempt, j.worker, j.queue, j.lane, j.ready_at, j.webhook_url,
-        j.webhook_events, j.run_at, j.concurrency_key, j.has_dependents, h.was, h.error,
+        j.webhook_events, j.run_at, j.concurrency_key, j.has_dependents, j.rank, j.gate, j.fair_value, j.deadline, j.usage,
+        j.usage_booked, j.completed_at, h.was, h.error, h.logs_itself AND h.becomes IN ('working', 'done') AS logged_itself,
         CASE j.state WHEN 'cancelled' THEN 'cancel' WHEN 'failed' THEN 'fail' ELSE h.verb END AS verb
 )
 , moved AS (
-    SELECT id, seq - 1 AS seq, 'working' AS type, 'working' AS state, 'start' AS verb, NULL AS data, webhook_url, webhook_events
+    SELECT id, seq - 1 AS seq, 'working' AS type, 'working' AS state, 'start' AS verb, NULL AS data, webhook_url,
+        webhook_events, logged_itself
     FROM settled WHERE was = 'loading' AND state = 'done'
     UNION ALL
     SELECT id, seq, state, state, verb,
@@ -127,11 +140,13 @@ WITH input AS (
             'attempt', attempt, 'reason', nullif(reason, verb), 'error', error::json,
             'run_at', CASE WHEN state = 'queued' THEN run_at END
         ))::text END,
-        webhook_url, webhook_events
+        webhook_url, webhook_events, logged_itself
     FROM settled
 )
 """
-    + EVENT_AND_OUTBOX
+    + stop("settled")
+    + logged("moved WHERE NOT logged_itself")
+    + OUTBOX
     + tally("settled")
     + f"""
 SELECT {MOVED}, kind, attempt FROM settled

@@ -14,10 +14,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import asyncpg
+
 from app.store import locks
 from app.store.changes import Changes, Failure
 from app.store.database import Database
 from app.store.effects import MOVED, moved
+from app.store.live import end, leave_queue, leave_run, move_held, stop
+from app.store.low_water import THE_BEGINNING
 from app.store.tallies import tally
 from app.telemetry import SWEPT
 
@@ -30,6 +34,9 @@ CLOCK = "SELECT statement_timestamp() AS now, pg_postmaster_start_time() AS star
 LATE = timedelta(seconds=5)
 # How long whoever holds a lease has to renew it, once a look that found it expired is over.
 CONFIRM_SECONDS = 1.0
+# A claim is seen at its commit, which comes later than the moment that it carries.
+CLAIM_SLACK = timedelta(seconds=60)
+LOOK_AT_ALL = timedelta(minutes=5)
 # No lease ever ran out before this.
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -50,28 +57,31 @@ _LEASE_ERROR = (
 )
 _DURATION_ERROR = """{"code":"attempt_timeout","message":"The attempt took longer than max_duration_seconds.","retryable":true}"""
 
-_NOT_KEYED_ANY_MORE = """NOT EXISTS (
-          SELECT 1 FROM queues WHERE queues.name = jobs.queue AND queues.settings ? 'key'
-      )"""
-
 # What the event says of a run that lost its lease.
 _LOST = "json_build_object('attempt', attempt, 'worker', worker, 'error', error::json)::text"
 
-# A lease that ran out before $2, or before now where nobody says. (LEAST passes over NULL.)
-_IS_LOST = "lease_expires_at < least(now(), $2::timestamptz)"
+# Each verb is two statements: the first finds jobs and holds them, the second moves those (see live.py).
+# A lease is lost that ran out before $2, or before now where nobody says. (LEAST passes over NULL.)
+_POLICY = "coalesce(queues.settings->>'stale_policy', 'fail-stale')"
+_KEYED = "r.concurrency_key IS NOT NULL AND queues.settings ? 'key'"
+
+HOLD_LOST = f"""
+SELECT r.id FROM running r LEFT JOIN queues ON queues.name = r.queue
+CROSS JOIN LATERAL (
+    SELECT 1 FROM jobs
+    WHERE id = r.id AND state IN ('loading', 'working') AND lease_expires_at < least(now(), $2::timestamptz)
+      AND (cancel_requested_at IS NOT NULL OR ({_KEYED}) IS NOT TRUE)
+    LIMIT 1 FOR UPDATE SKIP LOCKED
+) AS held
+WHERE r.claimed_at >= $3::timestamptz
+ORDER BY r.claimed_at, r.id LIMIT $1
+"""
 
 # loading, working → queued; counts as an attempt. → failed when that was the last one; → cancelled when
 # a cancel was on its way.
 RESCUE = (
     f"""
-WITH lost AS MATERIALIZED (
-    SELECT id FROM jobs
-    WHERE state IN ('loading', 'working') AND {_IS_LOST}
-      AND (concurrency_key IS NULL OR cancel_requested_at IS NOT NULL OR {_NOT_KEYED_ANY_MORE})
-    ORDER BY id LIMIT $1
-    FOR UPDATE SKIP LOCKED
-)
-, rescued AS (
+WITH rescued AS (
     UPDATE jobs AS j SET
         state = CASE
             WHEN j.cancel_requested_at IS NOT NULL THEN 'cancelled'
@@ -85,10 +95,11 @@ WITH lost AS MATERIALIZED (
         completed_at = CASE WHEN j.cancel_requested_at IS NOT NULL OR j.attempt >= j.max_attempts THEN now() END,
         run_at = now(), ready_at = now(),
         {_LEAVE_RUN}
-    FROM lost WHERE j.id = lost.id
+    WHERE j.id = ANY ($1::text[])
     RETURNING j.*
 )
 """
+    + stop("rescued")
     + moved(
         "rescued",
         verb="CASE state WHEN 'queued' THEN 'rescue' WHEN 'failed' THEN 'fail' ELSE 'cancel' END",
@@ -98,80 +109,106 @@ WITH lost AS MATERIALIZED (
     + f"SELECT {MOVED}, kind, attempt, error FROM rescued"
 )
 
-# loading, working → stale: the holder of a key lost its lease, and its queue lets the next one run. With the
-# policy `block` it stays as it is, until an operator cancels it or its worker comes back with its token.
+# The holder of a key lost its lease, and its queue lets the next one run. With the policy `block` it stays as it is,
+# until an operator cancels it or its worker comes back with its token.
+HOLD_STALE = f"""
+SELECT r.id FROM running r JOIN queues ON queues.name = r.queue
+CROSS JOIN LATERAL (
+    SELECT 1 FROM jobs
+    WHERE id = r.id AND state IN ('loading', 'working') AND lease_expires_at < least(now(), $2::timestamptz)
+      AND cancel_requested_at IS NULL
+    LIMIT 1 FOR UPDATE SKIP LOCKED
+) AS held
+WHERE r.claimed_at >= $3::timestamptz AND {_KEYED} AND {_POLICY} = 'fail-stale'
+ORDER BY r.claimed_at, r.id LIMIT $1
+"""
+
+# loading, working → stale
 SUPERSEDE = (
     f"""
-WITH lost AS MATERIALIZED (
-    SELECT jobs.id FROM jobs JOIN queues ON queues.name = jobs.queue
-    WHERE jobs.state IN ('loading', 'working') AND {_IS_LOST}
-      AND jobs.concurrency_key IS NOT NULL AND jobs.cancel_requested_at IS NULL
-      AND queues.settings ? 'key' AND coalesce(queues.settings->>'stale_policy', 'fail-stale') = 'fail-stale'
-    ORDER BY jobs.id LIMIT $1
-    FOR UPDATE OF jobs SKIP LOCKED
-)
-, superseded AS (
+WITH superseded AS (
     UPDATE jobs AS j SET
         state = 'stale', reason = 'lease_expired', completed_at = now(),
         error = CASE WHEN j.attempt_expires_at <= now() THEN '{_DURATION_ERROR}' ELSE '{_LEASE_ERROR}' END,
         {_LEAVE_RUN}
-    FROM lost WHERE j.id = lost.id
+    WHERE j.id = ANY ($1::text[])
     RETURNING j.*
 )
 """
+    + stop("superseded")
     + moved("superseded", verb="'supersede'", data=_LOST)
     + tally("superseded")
     + f"SELECT {MOVED} FROM superseded"
 )
 
-# queued, loading, working → expired; a running worker finds its lease gone. One probe per queue that has deadlines
-# finds its first; each queue with something late has an equal share of the round (as in PROMOTE).
-_HAS_DEADLINE = "deadline IS NOT NULL AND state IN ('queued', 'loading', 'working')"
-EXPIRE = (
-    f"""
+
+def _hold_late(table: str) -> str:
+    """One probe per queue that has deadlines finds its first; each queue with something late has an equal share of the
+    round (as in PROMOTE)."""
+    return f"""
 WITH RECURSIVE first AS (
-    (SELECT queue, deadline FROM jobs WHERE {_HAS_DEADLINE} ORDER BY queue, deadline LIMIT 1)
+    (SELECT queue, deadline FROM {table} WHERE deadline IS NOT NULL ORDER BY queue, deadline LIMIT 1)
     UNION ALL
     SELECT following.queue, following.deadline FROM first CROSS JOIN LATERAL (
-        SELECT queue, deadline FROM jobs WHERE {_HAS_DEADLINE} AND queue > first.queue
+        SELECT queue, deadline FROM {table} WHERE deadline IS NOT NULL AND queue > first.queue
         ORDER BY queue, deadline LIMIT 1
     ) AS following
 )
 , crowds AS MATERIALIZED (SELECT queue FROM first WHERE deadline <= now() ORDER BY random() LIMIT $1)
-, late AS MATERIALIZED (
-    SELECT found.id FROM crowds CROSS JOIN LATERAL (
-        SELECT id FROM jobs WHERE {_HAS_DEADLINE} AND queue = crowds.queue AND deadline <= now()
-        ORDER BY deadline LIMIT greatest($1 / (SELECT count(*) FROM crowds), 1)
-        FOR UPDATE SKIP LOCKED
-    ) AS found
-)
-, expired AS (
+SELECT found.id FROM crowds CROSS JOIN LATERAL (
+    SELECT live.id FROM {table} AS live CROSS JOIN LATERAL (
+        SELECT 1 FROM jobs
+        WHERE id = live.id AND state IN ('queued', 'loading', 'working') AND deadline <= now()
+        LIMIT 1 FOR UPDATE SKIP LOCKED
+    ) AS held
+    WHERE live.queue = crowds.queue AND live.deadline <= now()
+    ORDER BY live.deadline LIMIT greatest($1 / (SELECT count(*) FROM crowds), 1)
+) AS found
+"""
+
+
+HOLD_LATE_QUEUED = _hold_late("queued")
+HOLD_LATE_RUNNING = _hold_late("running")
+
+# queued, loading, working → expired; a running worker finds its lease gone.
+EXPIRE = (
+    f"""
+WITH expired AS (
     UPDATE jobs AS j SET state = 'expired', reason = 'deadline', completed_at = now(), {_LEAVE_RUN}
-    WHERE j.id = ANY (ARRAY(SELECT id FROM late))
+    WHERE j.id = ANY ($1::text[])
     RETURNING j.*
 )
 """
+    + leave_queue("expired")
+    + leave_run("expired")
+    + end("expired")
     + moved("expired", verb="'expire'", data="json_build_object('deadline', deadline)::text")
     + tally("expired")
     + f"SELECT {MOVED} FROM expired"
 )
 
+HOLD_OVERDUE = """
+SELECT r.id FROM running r CROSS JOIN LATERAL (
+    SELECT 1 FROM jobs
+    WHERE id = r.id AND state IN ('loading', 'working') AND cancel_requested_at < now() - $2 * interval '1 second'
+    LIMIT 1 FOR UPDATE SKIP LOCKED
+) AS held
+WHERE r.claimed_at >= $3::timestamptz
+ORDER BY r.claimed_at, r.id LIMIT $1
+"""
+
 # loading, working → cancelled: the grace is over and the worker did not confirm. It is fenced off.
 END_GRACE = (
     f"""
-WITH overdue AS MATERIALIZED (
-    SELECT id FROM jobs
-    WHERE state IN ('loading', 'working') AND cancel_requested_at < now() - $2 * interval '1 second'
-    ORDER BY id LIMIT $1
-    FOR UPDATE SKIP LOCKED
-)
-, cancelled AS (
+WITH cancelled AS (
     UPDATE jobs AS j SET
         state = 'cancelled', reason = coalesce(j.cancel_reason, 'cancel'), completed_at = now(), {_LEAVE_RUN}
-    FROM overdue WHERE j.id = overdue.id
+    WHERE j.id = ANY ($1::text[])
     RETURNING j.*
 )
 """
+    + leave_run("cancelled")
+    + end("cancelled")
     + moved(
         "cancelled",
         verb="'cancel'",
@@ -181,12 +218,15 @@ WITH overdue AS MATERIALIZED (
     + f"SELECT {MOVED} FROM cancelled"
 )
 
-# The end of a look: when that is, and whether leases had run out when it began that no look before had found so.
+# The end of a look: when that is, whether leases had run out when it began that no look before had found so, and since
+# when the oldest of all runs.
 END_LOOK = """
-SELECT EXISTS (
-    SELECT 1 FROM jobs
-    WHERE state IN ('loading', 'working') AND lease_expires_at >= $1::timestamptz AND lease_expires_at < $2::timestamptz
-) AS unconfirmed, clock_timestamp() AS now
+SELECT coalesce(bool_or(lease.expires_at >= $1::timestamptz AND lease.expires_at < $2::timestamptz), false) AS unconfirmed,
+       clock_timestamp() AS now, min(r.claimed_at) AS oldest
+FROM running r CROSS JOIN LATERAL (
+    SELECT lease_expires_at AS expires_at FROM jobs WHERE id = r.id AND state IN ('loading', 'working') LIMIT 1
+) AS lease
+WHERE r.claimed_at >= $3::timestamptz
 """
 
 
@@ -215,6 +255,8 @@ class Watchfulness:
         self._blind_until: datetime | None = None
         # The last one that has been over for long enough, and all since.
         self._looks: deque[Look] = deque()
+        self._oldest_run: datetime | None = None
+        self._looks_at_all_at = NEVER
 
     def failed(self) -> None:
         """The database was away, or something else kept us from looking."""
@@ -243,9 +285,21 @@ class Watchfulness:
             return self._looks[0].began_at
         return NEVER
 
-    def looked(self, began_at: datetime, ended_at: datetime) -> None:
+    def looked(self, began_at: datetime, ended_at: datetime, oldest_run: datetime | None) -> None:
         """A look went through, and not only as far as to find another replica at it."""
         self._looks.append(Look(began_at, ended_at))
+        self._oldest_run = (oldest_run or began_at) - CLAIM_SLACK
+
+    def oldest_run(self, now: datetime) -> datetime:
+        """No job that runs was claimed before: where a look at them begins. What a transaction held open elsewhere keeps
+        of those that ran before is stepped over; now and then all is looked at, in case a clock was set back."""
+        if self._oldest_run is None or now >= self._looks_at_all_at:
+            self._looks_at_all_at = now + LOOK_AT_ALL
+            return THE_BEGINNING
+        return self._oldest_run
+
+
+_VERBS = {"cancel": END_GRACE, "expire": EXPIRE, "rescue": RESCUE, "supersede": SUPERSEDE}
 
 
 @dataclass(slots=True)
@@ -284,22 +338,27 @@ async def sweep(
             lost_before = watchfulness.lost_before(clock["now"])
         if not await connection.fetchval(ONE_AT_A_TIME):
             return None
-        swept.take("cancel", await connection.fetch(END_GRACE, BATCH, cancel_grace_seconds))
-        expired = await connection.fetch(EXPIRE, BATCH)
-        swept.take("expire", expired)
+        oldest = THE_BEGINNING if watchfulness is None else watchfulness.oldest_run(clock["now"])
+
+        async def move(verb: str, hold: str, *arguments: object) -> list[asyncpg.Record]:
+            rows = await move_held(connection, hold, (BATCH, *arguments), _VERBS[verb])
+            swept.take(verb, rows)
+            return rows
+
+        await move("cancel", HOLD_OVERDUE, cancel_grace_seconds, oldest)
+        expired = await move("expire", HOLD_LATE_QUEUED) + await move("expire", HOLD_LATE_RUNNING)
         if swept.blind_seconds == 0:
-            rescued = await connection.fetch(RESCUE, BATCH, lost_before)
-            swept.take("rescue", rescued)
+            rescued = await move("rescue", HOLD_LOST, lost_before, oldest)
             swept.changes.failed = [
                 Failure(row["id"], row["kind"], row["queue"], row["attempt"], row["error"])
                 for row in rescued
                 if row["state"] == "failed"
             ]
-            swept.take("supersede", await connection.fetch(SUPERSEDE, BATCH, lost_before))
+            await move("supersede", HOLD_STALE, lost_before, oldest)
         if watchfulness is not None:
-            [end] = await connection.fetch(END_LOOK, lost_before, clock["now"])
-            watchfulness.looked(clock["now"], end["now"])
-            swept.unconfirmed = end["unconfirmed"]
+            [found] = await connection.fetch(END_LOOK, lost_before, clock["now"], oldest)
+            watchfulness.looked(clock["now"], found["now"], found["oldest"])
+            swept.unconfirmed = found["unconfirmed"]
     # Where queues share what expires, one's part may be full long before the batch is.
     swept.full |= len({job["queue"] for job in expired}) > 1
     return swept

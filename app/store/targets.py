@@ -10,6 +10,7 @@ import orjson
 from app.jobs.lanes import TARGET_ASLEEP
 from app.store.changes import Changes
 from app.store.database import Database
+from app.store.live import move_held, moved_in_queue
 from app.store.rows import as_rows, columns
 
 
@@ -137,47 +138,58 @@ async def record_resident(database: Database, name: str, resident: str) -> None:
 
 
 # Not a transition: they stay queued, but out of the claim's way until the target answers. No event.
-PARK = f"""
-WITH asleep AS MATERIALIZED (
-    SELECT id FROM jobs
-    WHERE queue = $1 AND lane = ANY ($2::text[]) AND state = 'queued' AND ready_at IS NOT NULL
-    LIMIT $3
-    FOR UPDATE SKIP LOCKED
-)
-UPDATE jobs AS j SET ready_at = NULL, run_at = 'infinity', reason = '{TARGET_ASLEEP}', updated_at = now()
-FROM asleep WHERE j.id = asleep.id
-RETURNING j.id, j.concurrency_key AS key
+HOLD_CLAIMABLE = """
+SELECT q.id FROM queued q CROSS JOIN LATERAL (
+    SELECT 1 FROM jobs WHERE id = q.id AND state = 'queued' AND ready_at IS NOT NULL LIMIT 1 FOR UPDATE SKIP LOCKED
+) AS held
+WHERE q.queue = $1 AND q.lane = ANY ($2::text[]) AND q.ready_at IS NOT NULL
+LIMIT $3
 """
+PARK = (
+    f"""
+WITH parked AS (
+    UPDATE jobs AS j SET ready_at = NULL, run_at = 'infinity', reason = '{TARGET_ASLEEP}', updated_at = now()
+    WHERE j.id = ANY ($1::text[])
+    RETURNING j.*
+)
+"""
+    + moved_in_queue("parked")
+    + "SELECT id, concurrency_key AS key FROM parked"
+)
 
 
 async def park(database: Database, queue: str, lanes: Sequence[str], limit: int = 1000) -> Changes[str]:
     """Hold back jobs whose targets are asleep; answers their ids. They give up the places of their keys."""
-    rows = await database.fetch(PARK, queue, list(lanes), limit)
+    rows = await move_held(database, HOLD_CLAIMABLE, (queue, list(lanes), limit), PARK)
     ids = [row["id"] for row in rows]
     return Changes(ids, jobs=set(ids), keys={(queue, row["key"]) for row in rows if row["key"] is not None})
 
 
-_PARKED = f"state = 'queued' AND ready_at IS NULL AND reason = '{TARGET_ASLEEP}'"
 # Waits for a row that somebody holds: one that is passed over would sleep on until a target answers anew.
-UNPARK = f"""
-WITH woken AS MATERIALIZED (
-    SELECT id FROM jobs
-    WHERE {_PARKED} AND id > $1
-    ORDER BY id LIMIT $2
-    FOR UPDATE
-)
-, ready AS (
+HOLD_PARKED = f"""
+SELECT q.id FROM queued q CROSS JOIN LATERAL (
+    SELECT 1 FROM jobs WHERE id = q.id AND state = 'queued' AND ready_at IS NULL AND reason = '{TARGET_ASLEEP}'
+    LIMIT 1 FOR UPDATE
+) AS held
+WHERE q.asleep AND q.id > $1
+ORDER BY q.id LIMIT $2
+"""
+UNPARK = (
+    """
+WITH woken AS (
     UPDATE jobs AS j SET
         run_at = now(), updated_at = now(),
         -- It gave up its key's place when it was parked, and has to stand in line for it again.
         ready_at = CASE WHEN j.concurrency_key IS NULL THEN now() END,
         gate = CASE WHEN j.concurrency_key IS NOT NULL THEN 'key' END,
         reason = CASE WHEN j.concurrency_key IS NOT NULL THEN 'key_busy' END
-    FROM woken WHERE j.id = woken.id
-    RETURNING j.id, j.queue, j.lane, j.concurrency_key AS key
+    WHERE j.id = ANY ($1::text[])
+    RETURNING j.*
 )
-SELECT queue, lane, key, max(id) AS last FROM ready GROUP BY queue, lane, key
 """
+    + moved_in_queue("woken")
+    + "SELECT queue, lane, concurrency_key AS key, max(id) AS last FROM woken GROUP BY queue, lane, concurrency_key"
+)
 UNPARK_BATCH = 1000
 
 
@@ -188,7 +200,7 @@ async def unpark(database: Database) -> AsyncIterator[Changes[None]]:
     again meanwhile.
     """
     after = ""
-    while rows := await database.fetch(UNPARK, after, UNPARK_BATCH):
+    while rows := await move_held(database, HOLD_PARKED, (after, UNPARK_BATCH), UNPARK):
         yield Changes(
             work={(row["queue"], row["lane"]) for row in rows if row["key"] is None},
             keys={(row["queue"], row["key"]) for row in rows if row["key"] is not None},
@@ -197,12 +209,12 @@ async def unpark(database: Database) -> AsyncIterator[Changes[None]]:
 
 
 # A loose index scan: one probe per lane, however many wait in it. Asked again and again while a target sleeps.
-PARKED_LANES = f"""
+PARKED_LANES = """
 WITH RECURSIVE parked AS (
-    (SELECT lane FROM jobs WHERE {_PARKED} ORDER BY lane LIMIT 1)
+    (SELECT lane FROM queued WHERE asleep ORDER BY lane LIMIT 1)
     UNION ALL
     SELECT following.lane FROM parked CROSS JOIN LATERAL (
-        SELECT lane FROM jobs WHERE {_PARKED} AND lane > parked.lane ORDER BY lane LIMIT 1
+        SELECT lane FROM queued WHERE asleep AND lane > parked.lane ORDER BY lane LIMIT 1
     ) AS following
 )
 SELECT lane FROM parked

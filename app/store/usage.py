@@ -10,6 +10,7 @@ import msgspec
 
 from app.jobs.shapes import Count, Number
 from app.store.database import Database
+from app.store.live import move_held
 
 _MOST = "9223372036854775807"
 _UNBOOKED = "usage IS NOT NULL AND NOT usage_booked AND completed_at IS NOT NULL"
@@ -61,22 +62,26 @@ def booking(rows: str) -> str:
 """
 
 
+HOLD = """
+SELECT u.id FROM unbooked_usage u CROSS JOIN LATERAL (
+    SELECT 1 FROM jobs WHERE id = u.id LIMIT 1 FOR UPDATE SKIP LOCKED
+) AS held
+ORDER BY u.id LIMIT $1
+"""
 BOOK = f"""
-WITH due AS MATERIALIZED (
-    SELECT id FROM jobs WHERE {_UNBOOKED} ORDER BY completed_at LIMIT $1 FOR UPDATE SKIP LOCKED
-)
-, booked AS (
-    UPDATE jobs AS j SET usage_booked = true FROM due WHERE j.id = due.id
+WITH booked AS (
+    UPDATE jobs AS j SET usage_booked = true WHERE j.id = ANY ($1::text[]) AND {_UNBOOKED}
     RETURNING j.tenant, j.model, j.completed_at, j.usage
 )
 {booking("booked")}
-SELECT count(*) FROM booked
+, no_longer AS (DELETE FROM unbooked_usage WHERE id = ANY ($1::text[]))
+SELECT count(*) AS jobs FROM booked
 """
 
 
 async def book(database: Database, limit: int) -> int:
     """Book finished jobs; returns how many."""
-    return int(await database.fetchval(BOOK, limit))
+    return sum(row["jobs"] for row in await move_held(database, HOLD, (limit,), BOOK))
 
 
 class Usage(msgspec.Struct):
@@ -93,6 +98,10 @@ class Usage(msgspec.Struct):
     decode_seconds: Number
 
 
+_WAITING = f"""
+        SELECT j.tenant, j.model, j.completed_at, j.usage FROM unbooked_usage u
+        CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = u.id LIMIT 1) AS j WHERE {_UNBOOKED}
+"""
 SUMS = f"""
 SELECT tenant AS caller, model, day, sum(jobs)::bigint AS jobs,
        least(sum(prompt_tokens), {_MOST})::bigint AS prompt_tokens,
@@ -101,7 +110,7 @@ SELECT tenant AS caller, model, day, sum(jobs)::bigint AS jobs,
 FROM (
     SELECT {_COLUMNS} FROM usage_days
     UNION ALL
-    SELECT {_COLUMNS} FROM ({_days(f"(SELECT tenant, model, completed_at, usage FROM jobs WHERE {_UNBOOKED}) AS unbooked")}) AS waiting
+    SELECT {_COLUMNS} FROM ({_days(f"({_WAITING}) AS unbooked")}) AS waiting
 ) AS ledger
 WHERE tenant = $1 AND day BETWEEN $2 AND $3 AND ($4::text IS NULL OR model = $4)
 GROUP BY tenant, model, day

@@ -61,11 +61,15 @@ class Worker(msgspec.Struct):
     running: Count
 
 
-_RUNNING = """(SELECT count(*) FROM jobs j
-        WHERE j.state IN ('loading', 'working') AND j.worker = w.name AND j.tenant = w.tenant)"""
+# Counted once for all of them.
 LIST = f"""
-SELECT {columns(Worker, "w", running=_RUNNING)}
-FROM workers w WHERE w.tenant = $1 ORDER BY w.last_seen_at DESC LIMIT 1000
+WITH busy AS MATERIALIZED (
+    SELECT j.worker, count(*) AS jobs FROM running r CROSS JOIN LATERAL (
+        SELECT worker FROM jobs WHERE id = r.id AND tenant = $1 AND state IN ('loading', 'working') LIMIT 1
+    ) AS j GROUP BY j.worker
+)
+SELECT {columns(Worker, "w", running="coalesce(busy.jobs, 0)")}
+FROM workers w LEFT JOIN busy ON busy.worker = w.name WHERE w.tenant = $1 ORDER BY w.last_seen_at DESC LIMIT 1000
 """
 
 
@@ -91,7 +95,7 @@ SELECT tenant, queues, kinds, max(last_seen_at) AS last_at, bool_or(
     last_seen_at > now() - $1 * interval '1 second' OR name = ANY (busy.workers)
 ) AS lately
 FROM workers CROSS JOIN (
-    SELECT ARRAY(SELECT DISTINCT worker FROM jobs WHERE state IN ('loading', 'working') LIMIT 10000) AS workers
+    SELECT ARRAY(SELECT DISTINCT worker FROM running LIMIT 10000) AS workers
 ) AS busy
 GROUP BY tenant, queues, kinds ORDER BY max(last_seen_at) DESC LIMIT 1000
 """

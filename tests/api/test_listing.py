@@ -193,8 +193,8 @@ async def fill(url: str, queue: str, number: int) -> None:
     connection = await asyncpg.connect(url)
     try:
         await connection.execute(
-            "INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, completed_at) "
-            "SELECT $1 || lpad(n::text, 16, '0'), 'default', $2, 'noop', 'noop', 'done', '{}', now() "
+            "INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, completed_at, history) "
+            "SELECT $1 || lpad(n::text, 16, '0'), 'default', $2, 'noop', 'noop', 'done', '{}', now(), '' "
             "FROM generate_series(1, $3::int) n",
             new_id()[:10],
             queue,

@@ -11,6 +11,7 @@ import pytest
 
 from tests.api.conftest import problem_of
 from tests.conftest import Server
+from tests.live_tables import follow_jobs
 
 Claimed = Callable[..., dict[str, Any]]
 
@@ -144,5 +145,6 @@ async def _write_usage(url: str, job_ids: list[str]) -> None:
             "UPDATE jobs SET usage = $2, usage_booked = false WHERE id = $1",
             list(zip(job_ids, OLD_ROWS, strict=True)),
         )
+        await follow_jobs(connection)
     finally:
         await connection.close()

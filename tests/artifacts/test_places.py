@@ -21,6 +21,7 @@ from tests.artifacts.s3 import FakeS3
 from tests.artifacts.test_artifacts import LARGE, get, put
 from tests.conftest import MakeServer, Server
 from tests.events.helpers import running, settle
+from tests.live_tables import write
 from tests.patience import until
 from tests.store.making import TENANT
 from tests.store.making import running as claimed_job
@@ -197,7 +198,7 @@ async def test_the_janitor_removes_what_nothing_refers_to(
     assert row is not None
     assert row.location is not None
     assert b"".join([piece async for piece in store.read(row.location, 0, 600_000)]) == data
-    await database.execute("UPDATE jobs SET state = 'done', completed_at = now(), lease_token = NULL")
+    await write(database, "UPDATE jobs SET state = 'done', completed_at = now(), lease_token = NULL")
     assert (await delete(database, [job_id], TENANT)).answers
     await janitor._run_once()
     assert await stored_bytes(database, tmp_path) == 0

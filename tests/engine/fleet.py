@@ -7,6 +7,7 @@ import asyncpg
 import httpx
 
 from app.store.database import Database
+from app.store.history import ALL_EVENTS
 from tests.conftest import Server, wait_until
 from tests.store import invariants
 
@@ -76,5 +77,7 @@ def check_invariants(url: str) -> int:
 
 def story(url: str, job_id: str) -> list[tuple[str, str]]:
     """(type, reason) of each transition."""
-    rows = fetch(url, "SELECT type, reason FROM events WHERE job_id = $1 ORDER BY seq", job_id)
+    rows = fetch(
+        url, f"SELECT type, reason FROM {ALL_EVENTS} AS events WHERE job_id = $1 ORDER BY seq", job_id
+    )
     return [(row["type"], row["reason"]) for row in rows]

@@ -18,6 +18,7 @@ from app.store.database import Database
 from app.store.queues import configure
 from app.store.settle import heartbeat
 from app.store.sweep import NEVER, ONE_AT_A_TIME, Swept, Watchfulness, sweep
+from tests.live_tables import write
 from tests.patience import PATIENCE, turn_of_the_loop, until
 from tests.store.making import backdate, log_of, running, states_of
 
@@ -173,7 +174,7 @@ async def test_leases_are_given_up_by_the_second_look_with_a_key_and_without(dat
     await configure(database, "keyed", {"key": ["one"]})
     free, _ = await running(database)
     keyed, _ = await running(database, queue="keyed")
-    await database.execute("UPDATE jobs SET concurrency_key = 'one' WHERE id = $1", keyed)
+    await write(database, "UPDATE jobs SET concurrency_key = 'one' WHERE id = $1", keyed)
     for job_id in (free, keyed):
         await backdate(database, job_id, "lease_expires_at")
     watchfulness = Watchfulness(0.05, 0)

@@ -4,17 +4,18 @@ import itertools
 
 import httpx
 
+from app.store.history import ALL_EVENTS
 from tests.conftest import MakeServer, wait_until
 from tests.engine.fleet import QUICK, all_reach, check_invariants, count, echo, fetch, submit
 
 LEASE_SECONDS = float(QUICK["FOREMAN_LEASE_SECONDS"])
 
 # Each claim with what ended it: the next transition that left the run.
-RUNS = """
+RUNS = f"""
 SELECT claim.job_id, claim.at AS began, ended.at AS ended, ended.reason
-FROM events AS claim
+FROM {ALL_EVENTS} AS claim
 CROSS JOIN LATERAL (
-    SELECT at, reason FROM events
+    SELECT at, reason FROM {ALL_EVENTS} AS events
     WHERE job_id = claim.job_id AND seq > claim.seq AND type NOT IN ('loading', 'working', 'cancel_requested', 'late_settlement')
     ORDER BY seq LIMIT 1
 ) AS ended

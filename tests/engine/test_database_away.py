@@ -15,6 +15,7 @@ import pytest
 
 from app.embedded import EmbeddedPostgres
 from app.store import locks
+from app.store.history import ALL_EVENTS
 from app.store.migrate import migrate
 from tests.conftest import MakeServer, Server, free_port, wait_until
 from tests.engine.fleet import QUICK, all_reach, check_invariants, count, echo, fetch, story, submit
@@ -215,7 +216,9 @@ async def test_a_database_that_hangs_for_longer_than_the_leases_runs_nothing_twi
         assert (await client.post(f"/jobs/{inside}/cancel")).status_code == 202
         await comes_true(looking, "SELECT state = 'cancelled' FROM jobs WHERE id = $1", inside)
         for job_id in mine:
-            reasons = await looking.fetch("SELECT reason FROM events WHERE job_id = $1", job_id)
+            reasons = await looking.fetch(
+                f"SELECT reason FROM {ALL_EVENTS} AS events WHERE job_id = $1", job_id
+            )
             assert "rescue" not in [row["reason"] for row in reasons]
             assert await looking.fetchval("SELECT attempt FROM jobs WHERE id = $1", job_id) == 1
 

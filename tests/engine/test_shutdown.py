@@ -6,6 +6,7 @@ import time
 import httpx
 import pytest
 
+from app.store.history import ALL_EVENTS
 from tests.api.wire import connect, listen
 from tests.conftest import MakeServer, wait_until
 from tests.engine.fleet import QUICK, check_invariants, count, echo, fetch, story, submit
@@ -26,7 +27,10 @@ def test_running_jobs_finish_within_the_grace_and_waiting_ones_stay(
     # Nothing was begun that could not be finished.
     rows = fetch(database_url, "SELECT state, count(*) FROM jobs GROUP BY 1")
     assert {row["state"] for row in rows} == {"done", "queued"}
-    assert fetch(database_url, "SELECT 1 FROM events WHERE reason IN ('release', 'rescue')") == []
+    assert (
+        fetch(database_url, f"SELECT 1 FROM {ALL_EVENTS} AS events WHERE reason IN ('release', 'rescue')")
+        == []
+    )
     assert check_invariants(database_url) == 100
 
 

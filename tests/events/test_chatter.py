@@ -14,7 +14,9 @@ from app.store import partitions
 from app.store.control import cancel, delete
 from app.store.database import Database
 from app.store.events import CHATTER_TYPES, READ, NewEvent, Want, append, read_pages
+from app.store.history import ALL_EVENTS
 from app.store.partitions import DAYS_AHEAD, renew
+from tests.live_tables import write
 from tests.patience import until
 from tests.store.making import TENANT, put_one, running
 
@@ -62,7 +64,7 @@ async def test_chatter_and_states_are_one_log_to_the_reader(database: Database) 
     job_id, token = await running(database)
     await talk(database, job_id, token)
     assert await database.fetchval("SELECT array_agg(type ORDER BY seq) FROM chatter") == list(TYPES[:3])
-    assert await database.fetchval("SELECT array_agg(type ORDER BY seq) FROM events") == [
+    assert await database.fetchval(f"SELECT array_agg(type ORDER BY seq) FROM {ALL_EVENTS} AS events") == [
         "queued",
         "loading",
         "approve",
@@ -250,8 +252,10 @@ async def test_a_deleted_job_takes_all_of_its_log_with_it(database: Database) ->
     await talk(database, job_id, token)
     await talk(database, kept, kept_token)
     await cancel(database, [job_id], TENANT, None)
-    await database.execute(
-        "UPDATE jobs SET state = 'cancelled', completed_at = now(), lease_token = NULL WHERE id = $1", job_id
+    await write(
+        database,
+        "UPDATE jobs SET state = 'cancelled', completed_at = now(), lease_token = NULL WHERE id = $1",
+        job_id,
     )
     assert (await delete(database, [job_id], TENANT)).answers
     for table in ("events", "chatter"):

@@ -17,6 +17,7 @@ from app.jobs.states import Verb
 from app.store.database import Database
 from app.store.events import NewEvent
 from app.store.settle import Settlement, settle
+from tests.live_tables import write
 from tests.patience import until
 from tests.store.making import TENANT, claim, put_one, row_of
 
@@ -249,8 +250,8 @@ async def test_a_second_run_in_this_process_is_compared_as_well(services: Servic
 
 async def test_a_quick_second_run_is_compared_by_its_result(services: Services) -> None:
     for text, last in (("one two three", Ended), ("something else", Restarted)):
-        await services.database.execute(
-            "UPDATE jobs SET state = 'queued', ready_at = now(), completed_at = NULL"
+        await write(
+            services.database, "UPDATE jobs SET state = 'queued', ready_at = now(), completed_at = NULL"
         )
         reader = Reader(services.follower())
         await services.begin()
@@ -295,7 +296,7 @@ async def test_silence_is_told_and_a_deleted_job_is_an_error(services: Services)
     reader = Reader(services.follower())
     await until(lambda: len(reader.got) >= 3)
     assert reader.got == [Quiet("queued")] * len(reader.got)
-    await services.database.execute("DELETE FROM jobs")
+    await write(services.database, "DELETE FROM jobs")
     with pytest.raises(NotFound):
         await reader.end()
 

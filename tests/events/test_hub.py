@@ -15,6 +15,7 @@ from app.store.changes import Changes
 from app.store.database import Database
 from app.store.events import NewEvent, Page, Want, append
 from app.telemetry import NOTICES
+from tests.live_tables import write
 from tests.patience import PATIENCE, turn_of_the_loop, until
 from tests.store.making import job, put, put_one
 
@@ -157,7 +158,7 @@ async def test_watched_jobs_are_found_by_polling_alone(database: Database) -> No
             assert not await watch.changed(1, 3 * POLL)
             await append(database, [NewEvent(job_id, "note")])
             assert await watch.changed(1, 5)
-            await database.execute("DELETE FROM jobs WHERE id = $1", gone)
+            await write(database, "DELETE FROM jobs WHERE id = $1", gone)
             assert await lost.changed(1, 5)
     finally:
         await hub.stop()

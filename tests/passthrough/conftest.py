@@ -16,6 +16,7 @@ from tests.conftest import TEMPLATE, Server, free_port, wait_until
 from tests.fakes import FakeOllama
 from tests.fakes.config import Config
 from tests.fakes.inventory import full_name
+from tests.live_tables import FOLLOW
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +58,9 @@ def fake(fake_process: FakeOllama) -> FakeOllama:
 @pytest.fixture
 def foreman(fake: FakeOllama, foreman_process: Server) -> Server:
     """Without a job, and awake; what a test before took from the target's models is known to be there again."""
-    asyncio.run(_execute(foreman_process.database_url, "DELETE FROM jobs", "DELETE FROM idempotency_keys"))
+    asyncio.run(
+        _execute(foreman_process.database_url, "DELETE FROM jobs", FOLLOW, "DELETE FROM idempotency_keys")
+    )
 
     def is_as_ever() -> bool:
         target = target_of(foreman_process)

@@ -14,6 +14,7 @@ import pytest
 
 from app.embedded import EmbeddedPostgres
 from app.store import locks
+from app.store.history import ALL_EVENTS
 from tests.conftest import TEMPLATE, Server, _create_database, _drop_database, free_port, wait_until
 
 QUICK = {
@@ -108,6 +109,15 @@ class Caller:
 
         return asyncio.run(run())
 
+    def end_by_hand(self, job_id: str, state: str = "done") -> None:
+        """As a process would leave it that was killed between its commit and what was to follow."""
+        self.sql(
+            "WITH ended AS (UPDATE jobs SET state = $2, completed_at = now(), lease_token = NULL WHERE id = $1) "
+            "DELETE FROM running WHERE id = $1",
+            job_id,
+            state,
+        )
+
     @contextlib.contextmanager
     def no_repair(self) -> Iterator[None]:
         """As long as another replica is at it, or believes so, nobody finds what a crash left undone."""
@@ -124,7 +134,10 @@ class Caller:
 
     def events(self, job_id: str) -> list[dict[str, Any]]:
         """The log as it stands in the database."""
-        rows = self.sql("SELECT seq, type, reason, data FROM events WHERE job_id = $1 ORDER BY seq", job_id)
+        rows = self.sql(
+            f"SELECT seq, type, reason, data FROM {ALL_EVENTS} AS events WHERE job_id = $1 ORDER BY seq",
+            job_id,
+        )
         return [{**row, "data": json.loads(row["data"]) if row["data"] else None} for row in rows]
 
     def queue(self, name: str) -> dict[str, Any]:

@@ -104,8 +104,8 @@ def test_a_queue_that_nobody_configured_has_a_retention_too(call: Caller, queue:
     done, failed = str(ULID.from_datetime(made)), str(ULID.from_datetime(made))
     for job_id, state in ((done, "done"), (failed, "failed")):
         call.sql(
-            "INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, completed_at) "
-            "VALUES ($1, 'default', $2, 'work', 'work', $3, '{}', $4)",
+            "INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, completed_at, history) "
+            "VALUES ($1, 'default', $2, 'work', 'work', $3, '{}', $4, '')",
             job_id,
             queue,
             state,

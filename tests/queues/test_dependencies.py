@@ -104,7 +104,7 @@ def test_what_a_crash_left_waiting_is_found_by_the_repair(call: Caller, queue: s
     first = call.submit(queue)
     second = call.submit(queue, depends_on=[first])
     call.claim(queue)
-    call.sql("UPDATE jobs SET state = 'done', completed_at = now(), lease_token = NULL WHERE id = $1", first)
+    call.end_by_hand(first)
     assert call.claim(queue, wait=5)[0]["job_id"] == second
 
 
@@ -115,8 +115,7 @@ def test_what_was_deleted_before_the_repair_decides_as_it_ended(call: Caller, qu
     [claimed] = call.claim(queue)
     with call.no_repair():
         # Settled by a replica that died before it could follow.
-        ended = "UPDATE jobs SET state = $2, completed_at = now(), lease_token = NULL WHERE id = $1"
-        call.sql(ended, claimed["job_id"], end)
+        call.end_by_hand(claimed["job_id"], end)
         assert call.http.delete(f"/jobs/{first}").status_code == 204
     if end == "done":
         assert call.claim(queue, wait=5)[0]["job_id"] == second

@@ -22,6 +22,7 @@ from app.store.changes import Changes
 from app.store.claims import Claimant, Claims
 from app.store.control import cancel
 from app.store.database import Database
+from app.store.history import ALL_EVENTS
 from app.store.idempotency import Receipt, Submission
 from app.store.job import LeasedJob
 from app.store.managed import ManagedEnqueue
@@ -218,7 +219,7 @@ async def check(world: World) -> None:
         assert own_id not in states
         assert existing in states
     events = await world.database.fetch(
-        "SELECT job_id, seq, type, reason FROM events WHERE job_id = ANY ($1::text[]) ORDER BY job_id, seq",
+        f"SELECT job_id, seq, type, reason FROM {ALL_EVENTS} AS events WHERE job_id = ANY ($1::text[]) ORDER BY job_id, seq",
         list(states),
     )
     logs: dict[str, list[Any]] = {}

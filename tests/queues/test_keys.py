@@ -302,9 +302,5 @@ def test_what_a_crash_left_behind_the_gate_is_let_in_by_the_repair(call: Caller,
     call.submit(queue, {"origin": "acme"})
     second = call.submit(queue, {"origin": "acme"})
     [job] = call.claim(queue)
-    # As a process would leave it that was killed between its commit and what was to follow.
-    call.sql(
-        "UPDATE jobs SET state = 'done', completed_at = now(), lease_token = NULL WHERE id = $1",
-        job["job_id"],
-    )
+    call.end_by_hand(job["job_id"])
     assert call.claim(queue, wait=5)[0]["job_id"] == second

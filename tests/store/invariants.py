@@ -11,6 +11,8 @@ import orjson
 
 from app.jobs.states import EXTRA_EVENT_TYPES, RUNNING, TERMINAL, TRANSITIONS, State, Verb
 from app.store.database import Database
+from app.store.history import ALL_EVENTS
+from tests import live_tables
 
 
 async def check_all(database: Database, job_ids: Iterable[str] | None = None) -> int:
@@ -21,7 +23,7 @@ async def check_all(database: Database, job_ids: Iterable[str] | None = None) ->
     async with database.connection() as connection, connection.transaction(isolation="repeatable_read"):
         jobs = await connection.fetch(f"SELECT * FROM jobs WHERE {chosen.format('id')}", wanted)
         events = await connection.fetch(
-            f"SELECT job_id, seq, type, state, reason FROM events WHERE {chosen.format('job_id')} "
+            f"SELECT job_id, seq, type, state, reason FROM {ALL_EVENTS} AS events WHERE {chosen.format('job_id')} "
             # What a run says lies in a table of its own, and in the same row of numbers.
             f"UNION ALL SELECT job_id, seq, type, state, reason FROM chatter WHERE {chosen.format('job_id')} "
             "ORDER BY job_id, seq",
@@ -30,6 +32,7 @@ async def check_all(database: Database, job_ids: Iterable[str] | None = None) ->
         due = await connection.fetch(
             f"SELECT job_id, seq, type FROM deliveries WHERE {chosen.format('job_id')}", wanted
         )
+        await live_tables.check(connection)
     by_job: dict[str, list[asyncpg.Record]] = {job["id"]: [] for job in jobs}
     for event in events:
         assert event["job_id"] in by_job, f"an event of no job: {dict(event)}"

@@ -11,9 +11,11 @@ from app.jobs.submission import NewJob
 from app.store.claims import Claimant, Claims
 from app.store.database import Database
 from app.store.enqueue import enqueue
+from app.store.history import ALL_EVENTS
 from app.store.idempotency import Receipt, Submission
 from app.store.job import ClaimedJob
 from app.store.queues import QueueBook
+from tests.live_tables import write
 
 TENANT = "default"
 
@@ -88,10 +90,12 @@ async def states_of(database: Database, *job_ids: str) -> list[str]:
 
 async def log_of(database: Database, job_id: str) -> list[tuple[int, str, str]]:
     """(seq, type, reason) of each event."""
-    rows = await database.fetch("SELECT seq, type, reason FROM events WHERE job_id = $1 ORDER BY seq", job_id)
+    rows = await database.fetch(
+        f"SELECT seq, type, reason FROM {ALL_EVENTS} AS events WHERE job_id = $1 ORDER BY seq", job_id
+    )
     return [(row["seq"], row["type"], row["reason"]) for row in rows]
 
 
 async def backdate(database: Database, job_id: str, column: str, by: timedelta = timedelta(hours=1)) -> None:
     """Let time have passed, for one of the moments of one job."""
-    await database.execute(f"UPDATE jobs SET {column} = now() - $2::interval WHERE id = $1", job_id, by)
+    await write(database, f"UPDATE jobs SET {column} = now() - $2::interval WHERE id = $1", job_id, by)

@@ -45,6 +45,7 @@ from app.telemetry import (
     SKIPPED,
     SWEPT,
 )
+from tests.live_tables import write
 from tests.store import verbs
 from tests.store.making import TENANT, backdate, claim_one, job, put_one, row_of, running
 
@@ -360,8 +361,8 @@ async def settle_one_with_a_key_that_others_wait_for(
     database: Database,
 ) -> tuple[Changes[Any], Changes[Any]]:
     job_id, token = await running(database)
-    await database.execute(
-        "UPDATE jobs SET concurrency_key = 'k', has_dependents = true WHERE id = $1", job_id
+    await write(
+        database, "UPDATE jobs SET concurrency_key = 'k', has_dependents = true WHERE id = $1", job_id
     )
     said = await settle(database, [Settlement(job_id, token, Verb.COMPLETE, result="1")])
     return said, settled(Verb.COMPLETE, job_id, keys={("default", "k")}, ended={job_id})
@@ -398,13 +399,13 @@ async def failed(database: Database, **fields: Any) -> str:
 
 
 async def give_key(database: Database, job_id: str) -> None:
-    await database.execute("UPDATE jobs SET concurrency_key = 'k' WHERE id = $1", job_id)
+    await write(database, "UPDATE jobs SET concurrency_key = 'k' WHERE id = $1", job_id)
 
 
 @scenario(cancel)
 async def cancel_one_that_waits(database: Database) -> tuple[Changes[Any], Changes[Any]]:
     job_id = await put_one(database)
-    await database.execute("UPDATE jobs SET concurrency_key = 'k', has_dependents = true")
+    await write(database, "UPDATE jobs SET concurrency_key = 'k', has_dependents = true")
     said = await cancel(database, [job_id], TENANT, None)
     return said, Changes(jobs={job_id}, keys={("default", "k")}, ended={job_id})
 

@@ -13,11 +13,13 @@ from app.store import low_water
 from app.store.claims import Claimant, Claims
 from app.store.database import Database
 from app.store.heads import Head, HeadsWalk, heads_of
+from app.store.history import ALL_EVENTS
 from app.store.job import ClaimedJob
 from app.store.locks import lock, lock_number
 from app.store.promote import promote, seconds_until_next_due
 from app.store.queues import QueueBook, configure
 from app.store.settle import heartbeat
+from tests.live_tables import write
 from tests.patience import until
 from tests.store import invariants
 from tests.store.making import backdate, claim, job, log_of, put, put_one, row_of, running, states_of
@@ -302,7 +304,7 @@ async def test_promotion_takes_what_is_longest_due_first_within_its_limit(databa
 
 async def test_two_promoters_at_once_share_the_work(database: Database) -> None:
     jobs = await put(database, *(job(delay_seconds=60) for _ in range(50)))
-    await database.execute("UPDATE jobs SET run_at = now() - interval '1 second'")
+    await write(database, "UPDATE jobs SET run_at = now() - interval '1 second'")
     await asyncio.gather(*(promote(database) for _ in range(5)))
     assert len(await claim(database, limit=100)) == 50
     assert await states_of(database, *jobs) == ["loading"] * 50
@@ -319,7 +321,7 @@ async def test_the_next_due_moment_is_known_to_the_second(database: Database) ->
 async def test_a_crowd_that_is_due_in_one_queue_holds_up_no_other(database: Database) -> None:
     for queue, jobs in (("a-crowd", 60), ("b", 1), ("c", 3)):
         await put(database, *(job(queue=queue, delay_seconds=60) for _ in range(jobs)))
-    await database.execute("UPDATE jobs SET run_at = now() - interval '1 minute'")
+    await write(database, "UPDATE jobs SET run_at = now() - interval '1 minute'")
     assert {queue for queue, _ in (await promote(database, limit=12)).work} == {"a-crowd", "b", "c"}
     ready = await database.fetch(
         "SELECT queue, count(ready_at) AS jobs FROM jobs GROUP BY queue ORDER BY queue"
@@ -332,7 +334,7 @@ async def test_a_crowd_that_is_due_in_one_queue_holds_up_no_other(database: Data
 
 async def test_with_more_queues_than_a_round_has_room_for_each_has_its_turn(database: Database) -> None:
     await put(database, *(job(queue=f"q{n % 20}", delay_seconds=60) for n in range(100)))
-    await database.execute("UPDATE jobs SET run_at = now() - interval '1 minute'")
+    await write(database, "UPDATE jobs SET run_at = now() - interval '1 minute'")
     assert len((await promote(database, limit=5)).work) == 5
     while (await promote(database, limit=5)).work:
         pass
@@ -365,7 +367,9 @@ async def test_a_lease_counts_from_when_the_queues_lock_was_got(database: Databa
     assert row["lease_expires_at"] - row["started_at"] == timedelta(seconds=2)
     assert row["started_at"] >= released_at
     assert row["queued_seconds"] >= 0
-    events = await database.fetch("SELECT at FROM events WHERE job_id = $1 ORDER BY seq", job_id)
+    events = await database.fetch(
+        f"SELECT at FROM {ALL_EVENTS} AS events WHERE job_id = $1 ORDER BY seq", job_id
+    )
     assert events[0]["at"] < released_at <= events[1]["at"]
 
 

@@ -11,6 +11,7 @@ from app.store.claims import Claims
 from app.store.control import cancel, delete, revive
 from app.store.database import Database
 from app.store.enqueue import enqueue
+from app.store.history import ALL_EVENTS
 from app.store.idempotency import Submission
 from app.store.promote import promote
 from app.store.settle import Settlement, heartbeat, settle
@@ -82,10 +83,16 @@ class Crowd:
         # One row at a time and by id: the crowd's own locks are what is under test, not this one's.
         for job_id in self.some(4):
             column = random.choice(["lease_expires_at", "cancel_requested_at", "deadline"])
-            await self.database.execute(
-                f"UPDATE jobs SET {column} = now() - interval '1 hour' WHERE id = $1 AND {column} IS NOT NULL",
-                job_id,
-            )
+            async with self.database.transaction() as connection:
+                await connection.execute(
+                    f"UPDATE jobs SET {column} = now() - interval '1 hour' WHERE id = $1 AND {column} IS NOT NULL",
+                    job_id,
+                )
+                for table in ("queued", "running"):
+                    await connection.execute(
+                        f"UPDATE {table} AS t SET deadline = j.deadline FROM jobs j WHERE t.id = $1 AND j.id = $1",
+                        job_id,
+                    )
         await sweep(self.database, cancel_grace_seconds=1)
         await promote(self.database)
 
@@ -102,7 +109,10 @@ VERBS = {"claim", "complete", "fail", "retry", "rescue", "cancel", "expire", "la
 async def was_a_real_crowd(crowd: Crowd) -> bool:
     """Every verb of the core was walked, some of them late, each part had its turns, and enough is there to
     check. How long that takes is up to chance and to how busy the machine is."""
-    walked = {row["reason"] for row in await crowd.database.fetch("SELECT DISTINCT reason FROM events")}
+    walked = {
+        row["reason"]
+        for row in await crowd.database.fetch(f"SELECT DISTINCT reason FROM {ALL_EVENTS} AS events")
+    }
     jobs: int = await crowd.database.fetchval("SELECT count(*) FROM jobs")
     return walked >= VERBS and min(crowd.done.values(), default=0) >= 5 and jobs > 50
 

@@ -7,7 +7,9 @@ import pytest
 from app.jobs.states import TERMINAL, Verb
 from app.store.control import Cancel, cancel, delete, revive
 from app.store.database import Database
+from app.store.history import ALL_EVENTS
 from app.store.settle import Settlement, note_late, settle
+from tests.live_tables import write
 from tests.patience import until
 from tests.store import invariants
 from tests.store.making import (
@@ -181,13 +183,13 @@ async def test_a_late_settlement_noted_meanwhile_leaves_no_event_of_a_deleted_jo
             deleting = asyncio.create_task(delete(database, [job_id], TENANT))
             await until(lambda: other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
         assert (await deleting).answers == [job_id]
-    assert await database.fetchval("SELECT count(*) FROM events") == 0
+    assert await database.fetchval(f"SELECT count(*) FROM {ALL_EVENTS} AS events") == 0
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))
 async def test_every_ended_job_can_be_deleted(database: Database, state: str) -> None:
     job_id = await put_one(database)
-    await database.execute("UPDATE jobs SET state = $2, completed_at = now() WHERE id = $1", job_id, state)
+    await write(database, "UPDATE jobs SET state = $2, completed_at = now() WHERE id = $1", job_id, state)
     assert (await delete(database, [job_id], TENANT)).answers == [job_id]
 
 
@@ -203,8 +205,10 @@ async def test_a_cancel_that_waits_for_a_lock_acts_on_what_the_lock_shows(databa
     """It saw a failed job, waited for somebody who revived and claimed it, and asks the run to stop."""
     job_id = await failed(database)
     async with database.transaction() as other:
-        await other.execute(
-            "UPDATE jobs SET state = 'loading', completed_at = NULL, lease_token = 'x' WHERE id = $1", job_id
+        await write(
+            other,
+            "UPDATE jobs SET state = 'loading', completed_at = NULL, lease_token = 'x' WHERE id = $1",
+            job_id,
         )
         cancelling = asyncio.create_task(cancel(database, [job_id], TENANT, None))
         await until_somebody_waits_for_a_lock(database)

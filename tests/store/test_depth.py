@@ -9,12 +9,13 @@ from app.store.depth import RESERVED_SHARE
 from app.store.idempotency import Receipt, Submission
 from app.store.managed import ManagedEnqueue
 from app.store.queues import QueueBook
+from tests.live_tables import write
 from tests.store.making import job
 
 LIMIT = 4000
 FILL = """
-INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, run_at, ready_at, seq)
-SELECT lpad(n::text, 26, '0'), 'default', 'deep', 'noop', 'noop', 'queued', '{}', now(), now(), 1
+INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, run_at, ready_at, seq, history)
+SELECT lpad(n::text, 26, '0'), 'default', 'deep', 'noop', 'noop', 'queued', '{}', now(), now(), 1, ''
 FROM generate_series(1, $1::int) AS n
 """
 
@@ -50,7 +51,7 @@ async def test_a_queue_that_fills_up_takes_back_what_others_have_reserved(
     assert await admitted(one, 1) == await admitted(two, 1) == 1
     assert await reserved(database) > 2 * 200
     # Filled by a fourth process; none of the three has counted since.
-    await database.execute(FILL, LIMIT - 12)
+    await write(database, FILL, LIMIT - 12)
     assert await admitted(three, 5) == 5
     assert await reserved(database) == 0
     assert await admitted(one, 3) == 3

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import app.store
-from app.store import fair
+from app.store import fair, live
 from app.store.database import Database
 
 GROWING = re.compile(
-    r"jobs|events|deliveries|artifacts|artifact_chunks|idempotency_keys|dependencies|chatter.*"
+    r"jobs|queued|running|endings|unbooked_usage|events|deliveries|artifacts|artifact_chunks|idempotency_keys|dependencies|chatter.*"
 )
 # What makes a look-up narrow, in the condition that PostgreSQL shows for an index.
 NARROW = re.compile(
@@ -29,18 +29,19 @@ WALKS = {
     "depth.DEPTH",
     "heads.HEADS",
     "heads.HEADS_OF",
+    "promote.HOLD_DUE",
     "promote.NEXT_DUE",
-    "promote.PROMOTE",
     "holdings.TAKE",
     "limits.RUNNING",
     "outbox.RECEIVERS",
-    "sweep.END_GRACE",
     "sweep.END_LOOK",
-    "sweep.EXPIRE",
-    "sweep.RESCUE",
-    "sweep.SUPERSEDE",
+    "sweep.HOLD_LATE_QUEUED",
+    "sweep.HOLD_LATE_RUNNING",
+    "sweep.HOLD_LOST",
+    "sweep.HOLD_OVERDUE",
+    "sweep.HOLD_STALE",
     "targets.PARKED_LANES",
-    "usage.BOOK",
+    "usage.HOLD",
     "usage.SUMS",
     "workers.ASKED",
     "workers.LIST",
@@ -56,7 +57,11 @@ def statements() -> Iterator[tuple[str, str]]:
     for module in pkgutil.iter_modules(app.store.__path__):
         for name, text in vars(importlib.import_module(f"app.store.{module.name}")).items():
             if isinstance(text, str) and re.match(r"\s*(WITH|SELECT|INSERT|UPDATE|DELETE)\b", text):
-                is_part = name.startswith("_") or re.search(r"\{\w+\}", text) or text is fair.DUE
+                is_part = (
+                    name.startswith("_")
+                    or re.search(r"\{\w+\}", text)
+                    or text in (fair.DUE, live.HELD, live.ENTER_QUEUE)
+                )
                 if not is_part:
                     yield f"{module.name}.{name}", text
 

@@ -20,16 +20,27 @@ from app.store.claims import Claimant, Claims
 from app.store.database import IN_ORDER, Database
 from app.store.heads import HEADS, HEADS_OF
 from app.store.job import ClaimedJob
-from app.store.promote import NEXT_DUE, PROMOTE
+from app.store.low_water import THE_BEGINNING
+from app.store.promote import HOLD_DUE, NEXT_DUE
 from app.store.read import GET, MAX_LOOKED, POSITION, SHARING, Filter, list_statements
 from app.store.settle import HEARTBEAT
-from app.store.sweep import END_GRACE, END_LOOK, EXPIRE, NEVER, RESCUE
+from app.store.sweep import (
+    END_LOOK,
+    HOLD_LATE_QUEUED,
+    HOLD_LATE_RUNNING,
+    HOLD_LOST,
+    HOLD_OVERDUE,
+    HOLD_STALE,
+    NEVER,
+)
 from tests.conftest import TEMPLATE
+from tests.live_tables import follow_jobs
 from tests.rows import made_up
 
 FILL = """
 INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, priority, model, metadata, parent_id,
-                  ready_at, run_at, deadline, lease_token, lease_expires_at, cancel_requested_at, completed_at, seq)
+                  ready_at, run_at, deadline, lease_token, lease_expires_at, cancel_requested_at, completed_at, seq,
+                  history)
 SELECT lpad(to_hex(n * 8 + $2::int), 26, '0'), 'default', 'q' || n % 5, (ARRAY['noop', 'llm|||a', 'llm|||b'])[1 + n % 3], 'noop', $1,
        '{"x":"0123456789012345678901234567890123456789"}', n % 7, 'm' || n % 4,
        CASE WHEN n % 100 = 0 THEN jsonb_build_object('user', 'u' || n % 1000) END, NULL,
@@ -39,7 +50,7 @@ SELECT lpad(to_hex(n * 8 + $2::int), 26, '0'), 'default', 'q' || n % 5, (ARRAY['
        CASE WHEN $1 IN ('loading', 'working') THEN 't' END,
        CASE WHEN $1 IN ('loading', 'working') THEN now() + (n - 10) * interval '1 second' END,
        CASE WHEN $1 IN ('loading', 'working') AND n % 50 = 0 THEN now() - interval '1 hour' END,
-       CASE WHEN $1 NOT IN ('queued', 'loading', 'working') THEN now() END, 4
+       CASE WHEN $1 NOT IN ('queued', 'loading', 'working') THEN now() END, 4, ''
 FROM generate_series(1, $3::int) n
 """
 # State, kind of row, how many, whether scheduled.
@@ -72,7 +83,9 @@ def filled(postgres: EmbeddedPostgres) -> Iterator[str]:
         for row in ROWS:
             await connection.execute(FILL, *row)
         # VACUUM too, as autovacuum would: without a visibility map no index-only scan is worth its while.
-        await connection.execute("VACUUM ANALYZE jobs")
+        await follow_jobs(connection)
+        for table in ("jobs", "queued", "running", "endings"):
+            await connection.execute(f"VACUUM ANALYZE {table}")
         await connection.close()
 
     async def drop() -> None:
@@ -170,9 +183,9 @@ async def test_a_claim_walks_its_lane_in_order_and_reads_little_more_than_it_tak
     filled: str, limit: int, generic: bool
 ) -> None:
     plan = await explain_claim(filled, "q1", ["noop"], limit, generic=generic)
-    assert "jobs_claimable" in plan.indexes, plan.text
+    assert "queued_claimable" in plan.indexes, plan.text
     assert "jobs" not in plan.sequential, plan.text
-    scan = next(node for node in plan.nodes if node.get("Index Name") == "jobs_claimable")
+    scan = next(node for node in plan.nodes if node.get("Index Name") == "queued_claimable")
     assert scan["Node Type"] == "Index Scan"
     assert scan["Actual Rows"] * scan["Actual Loops"] == limit, plan.text
     assert not any(node["Node Type"] == "Sort" and node["Actual Rows"] > limit for node in plan.nodes), (
@@ -182,9 +195,9 @@ async def test_a_claim_walks_its_lane_in_order_and_reads_little_more_than_it_tak
 
 async def test_a_claim_over_several_lanes_and_bands_stays_in_the_index(filled: str) -> None:
     plan = await explain_claim(filled, "q2", ["noop", "llm|||a", "llm|||b"], 50, 12, 6, 0, generic=True)
-    assert "jobs_claimable" in plan.indexes, plan.text
+    assert "queued_claimable" in plan.indexes, plan.text
     assert "jobs" not in plan.sequential, plan.text
-    scans = [node for node in plan.nodes if node.get("Index Name") == "jobs_claimable"]
+    scans = [node for node in plan.nodes if node.get("Index Name") == "queued_claimable"]
     assert 0 < sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= 51, plan.text
 
 
@@ -202,9 +215,9 @@ async def test_the_heads_are_found_by_one_probe_per_lane(
     filled: str, statement: str, arguments: tuple[object, ...], probes: int, generic: bool
 ) -> None:
     plan = await explain(filled, statement, *arguments, generic=generic)
-    assert "jobs_claimable" in plan.indexes, plan.text
+    assert "queued_claimable" in plan.indexes, plan.text
     assert "jobs" not in plan.sequential, plan.text
-    scans = [node for node in plan.nodes if node.get("Index Name") == "jobs_claimable"]
+    scans = [node for node in plan.nodes if node.get("Index Name") == "queued_claimable"]
     assert sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= probes + 1, plan.text
     assert plan.pages < 200, plan.text
 
@@ -212,15 +225,27 @@ async def test_the_heads_are_found_by_one_probe_per_lane(
 @pytest.mark.parametrize(
     ("statement", "arguments", "index"),
     [
-        (RESCUE, (500, None), "jobs_live"),
-        (RESCUE, (500, datetime(2100, 1, 1, tzinfo=UTC)), "jobs_live"),
-        (END_LOOK, (NEVER, NEVER), "jobs_live"),
-        (EXPIRE, (500,), "jobs_deadlines"),
-        (END_GRACE, (500, 10.0), "jobs_live"),
-        (PROMOTE, (1000,), "jobs_waiting"),
-        (NEXT_DUE, (), "jobs_waiting"),
+        (HOLD_LOST, (500, None, THE_BEGINNING), "running_pkey"),
+        (HOLD_LOST, (500, datetime(2100, 1, 1, tzinfo=UTC), THE_BEGINNING), "running_pkey"),
+        (HOLD_STALE, (500, None, THE_BEGINNING), "running_pkey"),
+        (END_LOOK, (NEVER, NEVER, THE_BEGINNING), "running_pkey"),
+        (HOLD_LATE_QUEUED, (500,), "queued_deadlines"),
+        (HOLD_LATE_RUNNING, (500,), "running_deadlines"),
+        (HOLD_OVERDUE, (500, 10.0, THE_BEGINNING), "running_pkey"),
+        (HOLD_DUE, (1000,), "queued_waiting"),
+        (NEXT_DUE, (), "queued_waiting"),
     ],
-    ids=["rescue", "rescue_confirmed", "end_look", "expire", "end_grace", "promote", "next_due"],
+    ids=[
+        "rescue",
+        "rescue_confirmed",
+        "supersede",
+        "end_look",
+        "expire_queued",
+        "expire_running",
+        "end_grace",
+        "promote",
+        "next_due",
+    ],
 )
 @pytest.mark.parametrize("generic", [False, True])
 async def test_what_time_does_is_found_by_its_own_index(
@@ -244,7 +269,7 @@ async def test_one_job_is_read_by_its_key_and_its_position_by_the_claims_index(f
     plan = await explain(filled, GET, made_id(5, 3), "default", generic=True)
     assert plan.sequential == [], plan.text
     plan = await explain(filled, POSITION, "q1", "noop", 3, datetime.now(UTC), "0" * 26, generic=True)
-    assert plan.indexes == {"jobs_claimable"}, plan.text
+    assert plan.indexes == {"queued_claimable"}, plan.text
 
 
 # What a list asks for, the ways that lead there, and how many jobs are looked at until 51 are found or none is left.
@@ -258,12 +283,12 @@ async def test_one_job_is_read_by_its_key_and_its_position_by_the_claims_index(f
         (Filter(queue="never-used"), ["jobs_by_queue"], 0),
         (Filter(model="m1"), ["jobs_by_model"], 51),
         (Filter(model="never-used"), ["jobs_by_model"], 0),
-        (Filter(states=["queued"]), ["jobs_live"], 51),
-        (Filter(states=["working"]), ["jobs_live"], 51),
-        (Filter(states=["failed"]), ["jobs_troubled"], 51),
-        (Filter(states=["failed", "loading"]), ["jobs_troubled"], 102),
+        (Filter(states=["queued"]), ["queued_pkey"], 102),
+        (Filter(states=["working"]), ["running_by_id"], 102),
+        (Filter(states=["failed"]), ["endings_by_state"], 102),
+        (Filter(states=["failed", "loading"]), ["endings_by_state"], 400),
         (Filter(states=["done"]), ["jobs_pkey"], 1000),
-        (Filter(states=["expired"], queue="q1"), ["jobs_troubled", "jobs_by_queue"], 2 * MAX_LOOKED),
+        (Filter(states=["expired"], queue="q1"), ["endings_by_state", "jobs_by_queue"], 2 * MAX_LOOKED),
         (Filter(kind="noop"), ["jobs_pkey"], 51),
         (Filter(kind="never-used"), ["jobs_pkey"], 2 * MAX_LOOKED),
         (

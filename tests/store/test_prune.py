@@ -11,9 +11,11 @@ from app.events.hub import Hub
 from app.jobs.queue_settings import usual_retention
 from app.store import prune as pruning
 from app.store.database import Database
+from app.store.history import ALL_EVENTS
 from app.store.low_water import THE_BEGINNING
 from app.store.prune import ALL, forget_keys, plan_walks, prune
 from app.store.queues import QueueBook, configure
+from tests.live_tables import write
 from tests.patience import until
 from tests.store.making import job, put, states_of
 
@@ -29,7 +31,7 @@ async def ended(
     """A job that ended so many days ago, and was made then or before."""
     made = datetime.now(UTC) - timedelta(days=days if made_days is None else made_days)
     [job_id] = await put(database, job(id=str(ULID.from_datetime(made)), **fields))
-    await database.execute(ENDED, job_id, state, timedelta(days=days))
+    await write(database, ENDED, job_id, state, timedelta(days=days))
     return job_id
 
 
@@ -74,7 +76,12 @@ async def test_a_queue_that_nobody_configured_keeps_its_jobs_for_a_week_and_dead
     assert await states_of(database, *going) == ["gone"] * len(going)
     assert await states_of(database, *staying) == ["done", "skipped", "failed", "dismissed"]
     assert await states_of(database, live) == ["queued"]
-    assert await database.fetchval("SELECT count(*) FROM events WHERE job_id = ANY ($1::text[])", going) == 0
+    assert (
+        await database.fetchval(
+            f"SELECT count(*) FROM {ALL_EVENTS} AS events WHERE job_id = ANY ($1::text[])", going
+        )
+        == 0
+    )
 
 
 async def test_zero_keeps_for_ever_and_a_queue_says_so_for_itself(database: Database) -> None:
@@ -196,8 +203,8 @@ INSERT INTO idempotency_keys (tenant, key, fingerprint, job_ids, created_at)
 SELECT 'default', $2 || n, '', '', now() - $3::interval - n * interval '1 ms' FROM generate_series(1, $1::int) n
 """
 OLD_JOBS = """
-INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, completed_at)
-SELECT lpad(n::text, 26, '0'), 'default', 'q' || n % 7, 'noop', 'noop', 'done', '{}', now() - interval '8 days'
+INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, completed_at, history)
+SELECT lpad(n::text, 26, '0'), 'default', 'q' || n % 7, 'noop', 'noop', 'done', '{}', now() - interval '8 days', ''
 FROM generate_series(1, $1::int) n
 """
 

@@ -19,6 +19,7 @@ from app.store.read import (
     moved_past,
     queue_position,
 )
+from tests.live_tables import write
 from tests.store.making import TENANT, claim_one, job, put, put_one, running
 
 
@@ -107,9 +108,10 @@ async def test_what_is_not_claimable_has_no_position(database: Database) -> None
 
 
 async def test_a_position_far_back_is_counted_to_a_bound_only(database: Database) -> None:
-    await database.execute(
-        "INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, ready_at) "
-        "SELECT lpad(n::text, 26, '0'), 'default', 'default', 'noop', 'noop', 'queued', '{}', now() "
+    await write(
+        database,
+        "INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, ready_at, history) "
+        "SELECT lpad(n::text, 26, '0'), 'default', 'default', 'noop', 'noop', 'queued', '{}', now(), '' "
         "FROM generate_series(1, $1::int) n",
         POSITION_LIMIT + 5,
     )

@@ -23,10 +23,12 @@ from app.store.claims import Claims
 from app.store.control import cancel, delete, revive
 from app.store.database import Database
 from app.store.enqueue import enqueue
+from app.store.history import ALL_EVENTS
 from app.store.idempotency import Receipt, Submission
 from app.store.promote import promote
 from app.store.settle import Settlement, heartbeat, settle
 from app.store.sweep import sweep
+from tests.live_tables import write
 from tests.store import invariants
 from tests.store.making import TENANT, claim, job
 
@@ -291,7 +293,8 @@ class Machine(RuleBasedStateMachine):
     def let_pass(self, model: Model, column: str) -> None:
         self.step += 1
         self.run(
-            self.database.execute(
+            write(
+                self.database,
                 f"UPDATE jobs SET {column} = now() - $2::interval WHERE id = $1",
                 model.id,
                 timedelta(seconds=LONG),
@@ -361,7 +364,9 @@ class Machine(RuleBasedStateMachine):
         assert set(rows) == set(self.jobs)
         events: dict[str, list[tuple[str, str]]] = {job_id: [] for job_id in self.jobs}
         for row in self.run(
-            self.database.fetch("SELECT job_id, type, reason FROM events ORDER BY job_id, seq")
+            self.database.fetch(
+                f"SELECT job_id, type, reason FROM {ALL_EVENTS} AS events ORDER BY job_id, seq"
+            )
         ):
             events[row["job_id"]].append((row["type"], row["reason"]))
         for job_id, model in self.jobs.items():

@@ -13,6 +13,7 @@ from app.store.control import cancel
 from app.store.database import Database
 from app.store.settle import Settlement, heartbeat, settle
 from app.store.sweep import ONE_AT_A_TIME, Swept, sweep
+from tests.live_tables import write
 from tests.store import invariants
 from tests.store.making import (
     TENANT,
@@ -152,7 +153,7 @@ async def test_a_full_round_says_that_there_may_be_more(
 ) -> None:
     monkeypatch.setattr(sweep_module, "BATCH", 3)
     await put(database, *(job(deadline_seconds=60) for _ in range(5)))
-    await database.execute("UPDATE jobs SET deadline = now() - interval '1 hour'")
+    await write(database, "UPDATE jobs SET deadline = now() - interval '1 hour'")
     first, second, third = [await sweep_now(database) for _ in range(3)]
     assert [each.moved["expire"] for each in (first, second, third)] == [3, 2, 0]
     assert [each.full for each in (first, second, third)] == [True, False, False]
@@ -165,8 +166,8 @@ async def test_a_crowd_whose_deadline_passed_in_one_queue_holds_up_no_other(
     for queue, jobs in (("crowd", 30), ("other", 1)):
         await put(database, *(job(queue=queue, deadline_seconds=60) for _ in range(jobs)))
         # The other's passed last.
-        await database.execute(
-            "UPDATE jobs SET deadline = clock_timestamp() - interval '1 ms' WHERE queue = $1", queue
+        await write(
+            database, "UPDATE jobs SET deadline = clock_timestamp() - interval '1 ms' WHERE queue = $1", queue
         )
     swept = await sweep_now(database)
     assert swept.moved == {"expire": 6}

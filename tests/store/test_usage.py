@@ -6,6 +6,7 @@ from app.store.control import delete
 from app.store.database import Database
 from app.store.usage import book, sums
 from tests.api.test_usage import OLD_ROWS
+from tests.live_tables import write
 from tests.store.making import TENANT, job, put
 
 LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC).date()
@@ -15,7 +16,7 @@ END = "UPDATE jobs SET state = 'done', completed_at = now(), ready_at = NULL, us
 async def done_jobs(database: Database, usages: list[str]) -> list[str]:
     ids = await put(database, *(job() for _ in usages))
     for job_id, usage in zip(ids, usages, strict=True):
-        await database.execute(END, job_id, usage)
+        await write(database, END, job_id, usage)
     return ids
 
 

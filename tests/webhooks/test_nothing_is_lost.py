@@ -17,6 +17,7 @@ import httpx
 import pytest
 from standardwebhooks.webhooks import Webhook
 
+from app.store.history import ALL_EVENTS
 from tests.conftest import Server, free_port, wait_until
 from tests.webhooks.conftest import MakeReceiver, ReceiverProcess
 
@@ -95,7 +96,7 @@ def expected_events(url: str) -> dict[str, list[int]]:
         connection = await asyncpg.connect(url)
         found: dict[str, list[int]] = defaultdict(list)
         for row in await connection.fetch(
-            "SELECT job_id, seq FROM events WHERE type = state ORDER BY job_id, seq"
+            f"SELECT job_id, seq FROM {ALL_EVENTS} AS events WHERE type = state ORDER BY job_id, seq"
         ):
             found[row["job_id"]].append(row["seq"])
         await connection.close()

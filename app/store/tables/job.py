@@ -1,4 +1,8 @@
-"""The jobs, one row each, updated a few times: so it has few indexes, nearly all partial."""
+"""The jobs, one row each, updated a few times.
+
+No index here has a column that changes after the job came in, not even in its condition: so an update stays on its
+page (HOT). What is found by what changes has its place in live.py.
+"""
 
 from datetime import datetime
 
@@ -6,19 +10,12 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlmodel import Field, SQLModel
 
-from app.jobs.states import LIVE, TERMINAL, State
+from app.jobs.states import TERMINAL, State
 from app.store.tables.columns import ID, NOW, Sent, column, count, flag, index, primary, seconds, text, time
 
 
 def _states(states: frozenset[State]) -> str:
     return ", ".join(f"'{state}'" for state in sorted(states))
-
-
-IS_LIVE = f"state IN ({_states(LIVE)})"
-IS_CLAIMABLE = "state = 'queued' AND ready_at IS NOT NULL"
-IS_ASLEEP = "state = 'queued' AND ready_at IS NULL AND reason = 'target_asleep'"
-# Takes one of its key's places: it runs, or could be claimed any moment.
-HOLDS_ITS_KEY = f"concurrency_key IS NOT NULL AND (state IN ('loading', 'working') OR ({IS_CLAIMABLE}))"
 
 
 class Job(SQLModel, table=True):
@@ -29,49 +26,18 @@ class Job(SQLModel, table=True):
             f"(completed_at IS NOT NULL) = (state IN ({_states(TERMINAL)}))",
             name="jobs_completed_at_iff_terminal",
         ),
-        # The claim: one queue, one lane, best rank first, then first come first served.
-        index("jobs_claimable", "queue, lane, rank DESC, ready_at, id", IS_CLAIMABLE),
-        # What waits for a moment (scheduled, backing off); never in the claim's way.
-        index("jobs_waiting", "queue, run_at", "state = 'queued' AND ready_at IS NULL AND gate IS NULL"),
-        # What waits for something other than time: its key's turn, other jobs. Next of a key comes first.
-        index(
-            "jobs_gated",
-            "queue, gate, concurrency_key, rank DESC, id",
-            "state = 'queued' AND gate IS NOT NULL",
-        ),
-        index("jobs_key_holders", "queue, concurrency_key", HOLDS_ITS_KEY),
-        index(
-            "jobs_stale_by_key", "queue, concurrency_key", "state = 'stale' AND concurrency_key IS NOT NULL"
-        ),
-        # The claim of a queue with fair_by: value by value.
-        index(
-            "jobs_fair",
-            "queue, lane, rank DESC, fair_value, ready_at, id",
-            f"{IS_CLAIMABLE} AND fair_value IS NOT NULL",
-        ),
-        # Newest first by state; also finds the running ones for rescue and heartbeat bookkeeping.
-        index("jobs_live", "state, id", IS_LIVE),
-        index("jobs_troubled", "state, id", f"state IN ({_states(TERMINAL - {State.DONE})})"),
+        # By queue: newest first, and for retention. By model the same: jobs without one pay nothing for it.
         index("jobs_by_queue", "queue, id"),
-        # Newest first by model. Jobs without a model, where a microsecond counts, pay nothing for it.
         index("jobs_by_model", "tenant, model, id", "model IS NOT NULL"),
-        index("jobs_deadlines", "queue, deadline", f"deadline IS NOT NULL AND {IS_LIVE}"),
+        # The children of a job, which are cancelled with it.
         index("jobs_parent", "parent_id", "parent_id IS NOT NULL"),
-        index("jobs_concurrency_key", "queue, concurrency_key", f"concurrency_key IS NOT NULL AND {IS_LIVE}"),
+        # Lists by metadata.
         index(
             "jobs_metadata",
             "metadata",
             "metadata IS NOT NULL",
             postgresql_using="gin",
             postgresql_ops={"metadata": "jsonb_path_ops"},
-        ),
-        index("jobs_asleep", "id", IS_ASLEEP),
-        # Which targets are needed, however many jobs wait for them.
-        index("jobs_asleep_lanes", "lane", IS_ASLEEP),
-        index(
-            "jobs_unbooked",
-            "completed_at",
-            "usage IS NOT NULL AND NOT usage_booked AND completed_at IS NOT NULL",
         ),
     )
 
@@ -148,6 +114,8 @@ class Job(SQLModel, table=True):
     traceparent: str | None = text(sent=Sent())
     tracestate: str | None = text(sent=Sent())
     seq: int = count()
+    # The events of its claims, starts and completions, a line each (see app/store/history.py).
+    history: str = text(null=False)
     # What payload and result of an LLM job are written in.
     dialect: str = text(null=False, server_default=sa.text("'ollama'"), sent=Sent())
     # Its usage stands in the ledger.

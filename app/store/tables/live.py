@@ -1,0 +1,105 @@
+"""Where live work is found: small tables beside `jobs`, which take the place of indexes on what changes.
+
+A row of `jobs` is rewritten with every transition. As long as no column that changes stands in an index of that table,
+the new version stays on its page and no index hears of it. What has to be found by what changes (the claimable, the
+running, those that ended otherwise than done) has a short row here instead, which comes and goes under the lock of
+the job's own row: that is the one lock, and the truth (see app/store/live.py).
+"""
+
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlmodel import SQLModel
+
+from app.store.tables.columns import ID, TIME, column, flag, index, primary, text, time
+
+IS_CLAIMABLE = "ready_at IS NOT NULL"
+
+
+class Queued(SQLModel, table=True):
+    """A job that is `queued`."""
+
+    __tablename__ = "queued"
+    __table_args__ = (
+        # The claim: one queue, one lane, best rank first, then first come first served.
+        index("queued_claimable", "queue, lane, rank DESC, ready_at, id", IS_CLAIMABLE),
+        # The claim of a queue with fair_by: value by value.
+        index(
+            "queued_fair",
+            "queue, lane, rank DESC, fair_value, ready_at, id",
+            f"{IS_CLAIMABLE} AND fair_value IS NOT NULL",
+        ),
+        # What waits for a moment (scheduled, backing off); never in the claim's way.
+        index("queued_waiting", "queue, run_at", "ready_at IS NULL AND gate IS NULL"),
+        # What waits for something other than time: its key's turn, other jobs. Next of a key comes first.
+        index("queued_gated", "queue, gate, concurrency_key, rank DESC, id", "gate IS NOT NULL"),
+        # Who of a key waits, oldest first; and who of them could be claimed, and so holds one of its places.
+        index("queued_keys", "queue, concurrency_key, id", "concurrency_key IS NOT NULL"),
+        index(
+            "queued_key_holders", "queue, concurrency_key", f"concurrency_key IS NOT NULL AND {IS_CLAIMABLE}"
+        ),
+        index("queued_deadlines", "queue, deadline", "deadline IS NOT NULL"),
+        # Whom the answer of a target wakes; and which targets are needed, however many wait for them.
+        index("queued_asleep", "id", "asleep"),
+        index("queued_asleep_lanes", "lane", "asleep"),
+    )
+
+    id: str = primary(ID)
+    queue: str = text(null=False)
+    lane: str = text(null=False)
+    rank: int = column(sa.SmallInteger, null=False)
+    ready_at: datetime | None = time()
+    run_at: datetime = time(null=False)
+    gate: str | None = text()
+    concurrency_key: str | None = text()
+    fair_value: str | None = text()
+    deadline: datetime | None = time()
+    asleep: bool = flag()
+
+
+class Running(SQLModel, table=True):
+    """A job that is `loading` or `working`."""
+
+    __tablename__ = "running"
+    __table_args__ = (
+        # Which is deleted when a run ends. Not the primary key: a claim could never be stopped by what another left.
+        index("running_by_id", "id"),
+        index("running_keys", "queue, concurrency_key", "concurrency_key IS NOT NULL"),
+        index("running_deadlines", "queue, deadline", "deadline IS NOT NULL"),
+        # The slots of a target.
+        index("running_on_target", "runs_on", "runs_on IS NOT NULL"),
+    )
+
+    # In the order in which they were claimed: those of a queue are counted (max_running), and leases that ran out are
+    # looked for, from the oldest that runs on.
+    claimed_at: datetime = primary(TIME)
+    id: str = primary(ID)
+    queue: str = text(null=False)
+    worker: str | None = text()
+    runs_on: str | None = text()
+    concurrency_key: str | None = text()
+    deadline: datetime | None = time()
+
+
+class Ending(SQLModel, table=True):
+    """A job that has ended, and is not `done`: dead letters, and all else that somebody may look for by its state."""
+
+    __tablename__ = "endings"
+    __table_args__ = (
+        # Newest first by state.
+        index("endings_by_state", "state, id"),
+        index("endings_stale", "queue, concurrency_key", "state = 'stale' AND concurrency_key IS NOT NULL"),
+    )
+
+    id: str = primary(ID)
+    queue: str = text(null=False)
+    state: str = text(null=False)
+    concurrency_key: str | None = text()
+
+
+class UnbookedUsage(SQLModel, table=True):
+    """A job that has ended and whose usage does not stand in the ledger yet."""
+
+    __tablename__ = "unbooked_usage"
+
+    id: str = primary(ID)
