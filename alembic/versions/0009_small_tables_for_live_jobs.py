@@ -15,9 +15,7 @@ TIME = sa.DateTime(timezone=True)
 FALSE = sa.text("false")
 
 # Their rows live for seconds: dead ones are to be gone before they are many.
-SHORT_LIVED = (
-    "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0"
-)
+SHORT_LIVED = "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0"
 CLAIMABLE = "ready_at IS NOT NULL"
 KEYED = "concurrency_key IS NOT NULL"
 TROUBLED = "state IN ('cancelled', 'dismissed', 'expired', 'failed', 'skipped', 'stale')"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
 from app.store.changes import Changes
 from app.store.database import Database, Runner
 from app.store.effects import ALL_IT_OWNED, MOVED, moved

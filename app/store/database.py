@@ -74,8 +74,16 @@ T = TypeVar("T")
 
 # Every statement is planned once: what the store asks again and again costs more to plan than to run. A plan that
 # was made while a table was empty must still be good when it is full, so each is written such that the planner has
-# only one way: LATERAL … LIMIT 1, OFFSET 0 and = ANY (ARRAY(…)) are fences (see tests/store/test_first_plans.py).
-PLANNING = {"jit": "off", "plan_cache_mode": "force_generic_plan", "enable_seqscan": "off"}
+# only one way: LATERAL … LIMIT 1, OFFSET 0 and = ANY (ARRAY(…)) are fences (see tests/store/test_first_plans.py). To
+# read a small table whole, or as a bitmap and then to sort it, seems cheap to it: until it is not small any more.
+PLANNING = {
+    "jit": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+}
+# The only way into an inverted index is a bitmap.
+INVERTED = "SET LOCAL enable_bitmapscan = on"
 
 IN_ORDER = (
     "SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL enable_seqscan = off; "
@@ -147,6 +155,10 @@ class Database:
     async def fetch_planned(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
         """For filters that a caller chose: planned anew, for these very values."""
         return await self._fetch_set("SET LOCAL plan_cache_mode = force_custom_plan", statement, *arguments)
+
+    async def fetch_inverted(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        """For a look-up in an inverted index."""
+        return await self._fetch_set(INVERTED, statement, *arguments)
 
     async def fetch_in_order(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
         """For a walk along an index that stops at its LIMIT: planned for these very values, and never by reading all

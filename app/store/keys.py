@@ -41,6 +41,12 @@ def _holders(of: str) -> str:
     )"""
 
 
+def _of_key(row: str, key: str) -> str:
+    """That a row is of this key, as a range of one: so that only the index of keys has its order."""
+    names = f"({row}.queue, {row}.concurrency_key)"
+    return f"{row}.concurrency_key IS NOT NULL AND {names} >= ({key}) AND {names} <= ({key})"
+
+
 def key_lock(key: QueueKey) -> int:
     return lock_number("key", *key)
 
@@ -235,7 +241,9 @@ WHERE j.state IN ('loading', 'working') ORDER BY j.id
 """
 QUEUED = f"""
 SELECT {columns(KeyWaiter, "j", job_id="j.id")}
-FROM (SELECT id FROM queued WHERE queue = $1 AND concurrency_key = $2 ORDER BY queue, concurrency_key, id LIMIT $3) AS waiter
+FROM (
+    SELECT q.id FROM queued q WHERE {_of_key("q", "$1, $2")} ORDER BY q.queue, q.concurrency_key, q.id LIMIT $3
+) AS waiter
 CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = waiter.id LIMIT 1) AS j
 WHERE j.state = 'queued' ORDER BY j.id
 """
@@ -283,7 +291,7 @@ FROM unnest($1::text[], $2::text[], $3::bigint[]) AS asked (queue, key, places)
 """
 
 # SKIP LOCKED: one that is being claimed in this moment is as good as active, and is not replaced.
-OLDEST = """
+OLDEST = f"""
 SELECT asked.queue, asked.key, oldest.id, oldest.holds
 FROM unnest($1::text[], $2::text[], $3::int[]) AS asked (queue, key, wanted)
 CROSS JOIN LATERAL (
@@ -291,7 +299,7 @@ CROSS JOIN LATERAL (
         SELECT id, ready_at IS NOT NULL AS holds FROM jobs WHERE id = q.id AND state = 'queued' LIMIT 1
         FOR UPDATE SKIP LOCKED
     ) AS held
-    WHERE q.queue = asked.queue AND q.concurrency_key = asked.key
+    WHERE {_of_key("q", "asked.queue, asked.key")}
     ORDER BY q.queue, q.concurrency_key, q.id
     LIMIT asked.wanted
 ) AS oldest

@@ -289,7 +289,7 @@ LIMIT {MAX_SHARED}
 
 async def _list_by_metadata(database: Database, wanted: Filter, tenant: str, limit: int) -> Page | None:
     """A page of jobs that few share their metadata with, wherever they lie; None if they are many."""
-    sharing = await database.fetch(SHARING, orjson.dumps(wanted.metadata).decode())
+    sharing = await database.fetch_inverted(SHARING, orjson.dumps(wanted.metadata).decode())
     if len(sharing) == MAX_SHARED:
         return None
     arguments: list[object] = [tenant, [row["id"] for row in sharing]]

@@ -62,19 +62,20 @@ _LOST = "json_build_object('attempt', attempt, 'worker', worker, 'error', error:
 
 # Each verb is two statements: the first finds jobs and holds them, the second moves those (see live.py).
 # A lease is lost that ran out before $2, or before now where nobody says. (LEAST passes over NULL.)
+# Those that run, in the order in which they were claimed, from $3 on.
+_RUNS = "(SELECT * FROM running WHERE claimed_at >= $3::timestamptz ORDER BY claimed_at, id OFFSET 0) AS r"
 _POLICY = "coalesce(queues.settings->>'stale_policy', 'fail-stale')"
 _KEYED = "r.concurrency_key IS NOT NULL AND queues.settings ? 'key'"
 
 HOLD_LOST = f"""
-SELECT r.id FROM running r LEFT JOIN queues ON queues.name = r.queue
+SELECT r.id FROM {_RUNS} LEFT JOIN queues ON queues.name = r.queue
 CROSS JOIN LATERAL (
     SELECT 1 FROM jobs
     WHERE id = r.id AND state IN ('loading', 'working') AND lease_expires_at < least(now(), $2::timestamptz)
       AND (cancel_requested_at IS NOT NULL OR ({_KEYED}) IS NOT TRUE)
     LIMIT 1 FOR UPDATE SKIP LOCKED
 ) AS held
-WHERE r.claimed_at >= $3::timestamptz
-ORDER BY r.claimed_at, r.id LIMIT $1
+LIMIT $1
 """
 
 # loading, working → queued; counts as an attempt. → failed when that was the last one; → cancelled when
@@ -112,15 +113,15 @@ WITH rescued AS (
 # The holder of a key lost its lease, and its queue lets the next one run. With the policy `block` it stays as it is,
 # until an operator cancels it or its worker comes back with its token.
 HOLD_STALE = f"""
-SELECT r.id FROM running r JOIN queues ON queues.name = r.queue
+SELECT r.id FROM {_RUNS} JOIN queues ON queues.name = r.queue
 CROSS JOIN LATERAL (
     SELECT 1 FROM jobs
     WHERE id = r.id AND state IN ('loading', 'working') AND lease_expires_at < least(now(), $2::timestamptz)
       AND cancel_requested_at IS NULL
     LIMIT 1 FOR UPDATE SKIP LOCKED
 ) AS held
-WHERE r.claimed_at >= $3::timestamptz AND {_KEYED} AND {_POLICY} = 'fail-stale'
-ORDER BY r.claimed_at, r.id LIMIT $1
+WHERE {_KEYED} AND {_POLICY} = 'fail-stale'
+LIMIT $1
 """
 
 # loading, working → stale
@@ -187,14 +188,13 @@ WITH expired AS (
     + f"SELECT {MOVED} FROM expired"
 )
 
-HOLD_OVERDUE = """
-SELECT r.id FROM running r CROSS JOIN LATERAL (
+HOLD_OVERDUE = f"""
+SELECT r.id FROM {_RUNS} CROSS JOIN LATERAL (
     SELECT 1 FROM jobs
     WHERE id = r.id AND state IN ('loading', 'working') AND cancel_requested_at < now() - $2 * interval '1 second'
     LIMIT 1 FOR UPDATE SKIP LOCKED
 ) AS held
-WHERE r.claimed_at >= $3::timestamptz
-ORDER BY r.claimed_at, r.id LIMIT $1
+LIMIT $1
 """
 
 # loading, working → cancelled: the grace is over and the worker did not confirm. It is fenced off.
@@ -285,7 +285,7 @@ class Watchfulness:
             return self._looks[0].began_at
         return NEVER
 
-    def looked(self, began_at: datetime, ended_at: datetime, oldest_run: datetime | None) -> None:
+    def looked(self, began_at: datetime, ended_at: datetime, oldest_run: datetime | None = None) -> None:
         """A look went through, and not only as far as to find another replica at it."""
         self._looks.append(Look(began_at, ended_at))
         self._oldest_run = (oldest_run or began_at) - CLAIM_SLACK

@@ -221,6 +221,6 @@ async def test_a_cancel_that_waits_for_a_lock_acts_on_what_the_lock_shows(databa
 async def until_somebody_waits_for_a_lock(database: Database) -> None:
     waits = (
         "SELECT count(*) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%cancelled%'"
+        " WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%family%'"
     )
     await until(lambda: database.fetchval(waits))

@@ -11,6 +11,7 @@ from app.jobs.submission import NewJob
 from app.store.control import cancel
 from app.store.database import Database
 from app.store.enqueue import enqueue
+from app.store.history import ALL_EVENTS
 from app.store.idempotency import Receipt, Submission
 from tests.store import invariants
 from tests.store.making import TENANT, claim, claim_one, job, log_of, put, put_one, row_of, running
@@ -166,7 +167,7 @@ async def test_batches_with_the_same_keys_in_another_order_do_not_deadlock(datab
     keys = [f"k{n}" for n in range(200)]
     orders = [keys, keys[::-1], keys[100:] + keys[:100], keys[50:] + keys[:50]]
     for _ in range(3):
-        await database.execute("TRUNCATE jobs, events, idempotency_keys")
+        await database.execute("TRUNCATE jobs, queued, events, idempotency_keys")
         batches = [[keyed(key) for key in order] for order in orders]
         enqueued = await asyncio.gather(*(enqueue(database, batch) for batch in batches))
         for changes, batch in zip(enqueued, batches, strict=True):
@@ -279,4 +280,6 @@ async def test_a_whole_batch_is_one_commit(database: Database, size: int) -> Non
     [receipt] = (await enqueue(database, [submission])).answers
     assert receipt == Receipt([each.id for each in submission.jobs])
     assert await database.fetchval("SELECT count(DISTINCT xmin::text) FROM jobs") == 1
-    assert await count(database, "events") == size
+    assert await database.fetchval("SELECT count(DISTINCT xmin::text) FROM queued") == 1
+    assert await count(database, "queued") == size
+    assert await count(database, f"{ALL_EVENTS} AS events") == size

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import asyncpg
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -19,7 +20,7 @@ from sqlalchemy.pool import NullPool
 from app.embedded import EmbeddedPostgres
 from app.errors import Unavailable
 from app.store.database import Database
-from app.store.migrate import current_revision, migrate, newest_revision, scripts_folder
+from app.store.migrate import _config, _engine, current_revision, migrate, newest_revision, scripts_folder
 from app.store.tables import METADATA
 from tests.conftest import ROOT
 from tests.patience import until
@@ -179,26 +180,45 @@ async def test_a_schema_newer_than_this_version_is_left_alone(database: Database
 async def test_indexes_are_built_beside_who_writes_and_again_after_a_build_that_broke_off(
     database: Database, database_url: str
 ) -> None:
-    await database.execute("DROP INDEX jobs_by_model")
-    await database.execute("UPDATE alembic_version SET version_num = '0007'")
+    await downgrade(database_url, "0007")
     # A unique index over rows that are alike: its build fails and leaves something that is of no use.
-    await put_one(database, model="m")
-    await put_one(database, model="m")
+    await database.execute(TWO_ALIKE)
     async with database.connection() as connection:
         with pytest.raises(asyncpg.UniqueViolationError):
             await connection.execute("CREATE UNIQUE INDEX CONCURRENTLY jobs_by_model ON jobs (tenant, model)")
     writer = await asyncpg.connect(database_url)
     async with writer.transaction():
-        await writer.execute("UPDATE jobs SET updated_at = now()")
+        await writer.execute("UPDATE jobs SET updated_at = now() WHERE id = 'a'")
         migrating = [asyncio.create_task(migrate(database_url)) for _ in range(2)]
         await until_building(database)
         # Whoever writes is not held up by it.
-        await put_one(database, model="m")
+        await database.execute("INSERT INTO queues (name) VALUES ('q')")
+        await database.execute("UPDATE jobs SET updated_at = now() WHERE id = 'c'")
     assert await asyncio.gather(*migrating) == [newest_revision()] * 2
     assert await database.fetchval(
         "SELECT indisvalid AND NOT indisunique FROM pg_index WHERE indexrelid = 'jobs_by_model'::regclass"
     )
     await writer.close()
+
+
+TWO_ALIKE = """
+INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, model, completed_at)
+SELECT id, 'default', 'default', 'noop', 'noop', 'done', '{}', 'm', now() FROM unnest('{a,b,c}'::text[]) AS id
+"""
+
+
+async def downgrade(url: str, revision: str) -> None:
+    """As an operator would go back, by hand."""
+
+    def run(connection: sa.Connection) -> None:
+        config = _config()
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+
+    engine = _engine(url)
+    async with engine.connect() as connection:
+        await connection.run_sync(run)
+    await engine.dispose()
 
 
 async def until_building(database: Database) -> None:

@@ -116,7 +116,11 @@ class Machine(RuleBasedStateMachine):
         return data.draw(st.sampled_from(chosen)) if chosen else None
 
     def teardown(self) -> None:
-        self.run(self.database.execute("TRUNCATE jobs, events, deliveries, idempotency_keys"))
+        self.run(
+            self.database.execute(
+                "TRUNCATE jobs, queued, running, endings, events, deliveries, idempotency_keys"
+            )
+        )
 
     # -- callers -------------------------------------------------------------------------------------------
 
