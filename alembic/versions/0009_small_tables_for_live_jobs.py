@@ -1,7 +1,7 @@
 """Live jobs are found in small tables of their own, and the state events of a job lie in its row.
 
-Servers of the version before do not know these tables: stop them before this runs. One that is forgotten cannot take
-in jobs any more (`history` has no default), so nothing is taken in that nobody would find.
+Servers of the version before do not know these tables: stop them before this runs. One that is forgotten
+cannot take in jobs any more (`history` has no default), so nothing is taken in that nobody would find.
 """
 
 import sqlalchemy as sa
@@ -18,8 +18,6 @@ FALSE = sa.text("false")
 SHORT_LIVED = "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0"
 CLAIMABLE = "ready_at IS NOT NULL"
 KEYED = "concurrency_key IS NOT NULL"
-TROUBLED = "state IN ('cancelled', 'dismissed', 'expired', 'failed', 'skipped', 'stale')"
-UNBOOKED = "usage IS NOT NULL AND NOT usage_booked AND completed_at IS NOT NULL"
 
 INDEXES = (
     ("queued_claimable", "queued (queue, lane, rank DESC, ready_at, id)", CLAIMABLE),
@@ -96,8 +94,18 @@ def upgrade() -> None:
         FROM jobs WHERE state IN ('loading', 'working')
         """
     )
-    op.execute(f"INSERT INTO endings SELECT id, queue, state, concurrency_key FROM jobs WHERE {TROUBLED}")
-    op.execute(f"INSERT INTO unbooked_usage SELECT id FROM jobs WHERE {UNBOOKED}")
+    op.execute(
+        """
+        INSERT INTO endings SELECT id, queue, state, concurrency_key FROM jobs
+        WHERE state IN ('cancelled', 'dismissed', 'expired', 'failed', 'skipped', 'stale')
+        """
+    )
+    op.execute(
+        """
+        INSERT INTO unbooked_usage SELECT id FROM jobs
+        WHERE usage IS NOT NULL AND NOT usage_booked AND completed_at IS NOT NULL
+        """
+    )
     for name, definition, condition in INDEXES:
         op.execute(f"CREATE INDEX {name} ON {definition}" + (f" WHERE {condition}" if condition else ""))
     # '-': its events stand in the table of events. Without a default from here on.
@@ -121,10 +129,11 @@ def downgrade() -> None:
         INSERT INTO events (job_id, seq, type, state, reason, data, at)
         SELECT id, part[1]::int, entered.state, entered.state, part[2], part[4],
             timestamptz 'epoch' + part[3]::bigint * interval '1 microsecond'
-        FROM jobs CROSS JOIN LATERAL regexp_matches(history, E'^(\\\\d+) (\\\\w+) (\\\\d+)(?: (.*))?$', 'gn') AS part
+        FROM jobs
+        CROSS JOIN LATERAL regexp_matches(history, '^([0-9]+) ([a-z]+) ([0-9]+)(?: (.*))?$', 'gn') AS part
         CROSS JOIN LATERAL (
-            SELECT CASE part[2] WHEN 'enqueue' THEN 'queued' WHEN 'claim' THEN 'loading' WHEN 'start' THEN 'working'
-                ELSE 'done' END AS state
+            SELECT CASE part[2] WHEN 'enqueue' THEN 'queued' WHEN 'claim' THEN 'loading'
+                WHEN 'start' THEN 'working' ELSE 'done' END AS state
         ) AS entered
         WHERE history NOT IN ('', '-')
         """

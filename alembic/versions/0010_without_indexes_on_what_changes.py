@@ -1,5 +1,5 @@
-"""The indexes of `jobs` on what changes: the small tables have taken their place (0009), and without them an update of a
-job stays on its page."""
+"""The indexes of `jobs` on what changes: the small tables have taken their place (0009), and without them an
+update of a job stays on its page."""
 
 from app.store.migrate import build_index, drop_index
 
@@ -16,7 +16,8 @@ GONE = {
     "jobs_claimable": f"jobs (queue, lane, rank DESC, ready_at, id) WHERE {CLAIMABLE}",
     "jobs_waiting": f"jobs (queue, run_at) WHERE {QUEUED} AND ready_at IS NULL AND gate IS NULL",
     "jobs_gated": f"jobs (queue, gate, concurrency_key, rank DESC, id) WHERE {QUEUED} AND gate IS NOT NULL",
-    "jobs_key_holders": f"jobs (queue, concurrency_key) WHERE {KEYED} AND (state IN ('loading', 'working') OR ({CLAIMABLE}))",
+    "jobs_key_holders": "jobs (queue, concurrency_key) "
+    f"WHERE {KEYED} AND (state IN ('loading', 'working') OR ({CLAIMABLE}))",
     "jobs_stale_by_key": f"jobs (queue, concurrency_key) WHERE state = 'stale' AND {KEYED}",
     "jobs_fair": "jobs (queue, lane, rank DESC, fair_value, ready_at, id) "
     f"WHERE {CLAIMABLE} AND fair_value IS NOT NULL",
@@ -27,7 +28,8 @@ GONE = {
     "jobs_concurrency_key": f"jobs (queue, concurrency_key) WHERE {KEYED} AND {LIVE}",
     "jobs_asleep": f"jobs (id) WHERE {ASLEEP}",
     "jobs_asleep_lanes": f"jobs (lane) WHERE {ASLEEP}",
-    "jobs_unbooked": "jobs (completed_at) WHERE usage IS NOT NULL AND NOT usage_booked AND completed_at IS NOT NULL",
+    "jobs_unbooked": "jobs (completed_at) "
+    "WHERE usage IS NOT NULL AND NOT usage_booked AND completed_at IS NOT NULL",
 }
 
 

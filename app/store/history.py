@@ -32,7 +32,7 @@ def of_row(job: str) -> str:
         UNION ALL
         SELECT part[1]::int, entered.state, entered.state, part[2], part[4],
             timestamptz 'epoch' + part[3]::bigint * interval '1 microsecond'
-        FROM regexp_matches({job}.history, '^(\\d+) (\\w+) (\\d+)(?: (.*))?$', 'gn') AS part
+        FROM regexp_matches({job}.history, '^([0-9]+) ([a-z]+) ([0-9]+)(?: (.*))?$', 'gn') AS part
         CROSS JOIN LATERAL (
             SELECT CASE part[2] WHEN 'enqueue' THEN 'queued' WHEN 'claim' THEN 'loading' WHEN 'start' THEN 'working'
                 ELSE 'done' END AS state
