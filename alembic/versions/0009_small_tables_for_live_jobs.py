@@ -15,7 +15,13 @@ TIME = sa.DateTime(timezone=True)
 FALSE = sa.text("false")
 
 # Their rows live for seconds: dead ones are to be gone before they are many.
-SHORT_LIVED = "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0"
+SHORT_LIVED = ", ".join(
+    (
+        "autovacuum_vacuum_scale_factor = 0.02",
+        "autovacuum_vacuum_threshold = 1000",
+        "autovacuum_vacuum_cost_delay = 0",
+    )
+)
 CLAIMABLE = "ready_at IS NOT NULL"
 KEYED = "concurrency_key IS NOT NULL"
 
@@ -23,9 +29,10 @@ INDEXES = (
     ("queued_claimable", "queued (queue, lane, rank DESC, ready_at, id)", CLAIMABLE),
     (
         "queued_fair",
-        "queued (queue, lane, rank DESC, fair_value, ready_at, id)",
+        "queued (queue, lane, (- rank), fair_value, ready_at, id)",
         f"{CLAIMABLE} AND fair_value IS NOT NULL",
     ),
+    ("queued_due", "queued (run_at)", "ready_at IS NULL AND gate IS NULL"),
     ("queued_waiting", "queued (queue, run_at)", "ready_at IS NULL AND gate IS NULL"),
     ("queued_gated", "queued (queue, gate, concurrency_key, rank DESC, id)", "gate IS NOT NULL"),
     ("queued_keys", "queued (queue, concurrency_key, id)", KEYED),
@@ -46,14 +53,14 @@ def upgrade() -> None:
     op.create_table(
         "queued",
         sa.Column("id", ID, primary_key=True),
-        sa.Column("queue", sa.Text, nullable=False),
-        sa.Column("lane", sa.Text, nullable=False),
+        sa.Column("queue", ID, nullable=False),
+        sa.Column("lane", ID, nullable=False),
         sa.Column("rank", sa.SmallInteger, nullable=False),
         sa.Column("ready_at", TIME),
         sa.Column("run_at", TIME, nullable=False),
         sa.Column("gate", sa.Text),
         sa.Column("concurrency_key", sa.Text),
-        sa.Column("fair_value", sa.Text),
+        sa.Column("fair_value", ID),
         sa.Column("deadline", TIME),
         sa.Column("asleep", sa.Boolean, nullable=False, server_default=FALSE),
     )

@@ -6,7 +6,7 @@ It sleeps until the next job is due, at most a poll interval, and is woken when 
 from app.events.hub import Hub
 from app.loops.loop import Loop
 from app.store.database import Database
-from app.store.promote import promote, seconds_until_next_due
+from app.store.promote import DueMark, promote, seconds_until_next_due
 
 BATCH = 1000
 
@@ -18,11 +18,12 @@ class Promoter(Loop):
         self._database = database
         self._hub = hub
         self._poll_seconds = poll_seconds
+        self._mark = DueMark()
         super().__init__("promoter", self._run_once, interval=poll_seconds)
         hub.wakes(self, lambda changes: bool(changes.delayed))
 
     async def _run_once(self) -> float | None:
-        promoted = await promote(self._database, BATCH)
+        promoted = await promote(self._database, BATCH, self._mark)
         if promoted.work or promoted.keys:
             self._hub.announce(promoted)
             return 0

@@ -154,6 +154,7 @@ class Claims:
         self._book = QueueBook(database) if book is None else book
         self._low_water = LowWater()
         self._turns = fair.Turns()
+        self._oldest_runs = limits.OldestRuns()
         self._closed: Remembered[str, tuple[str, float]] = Remembered()
         self._failures: Remembered[str, int] = Remembered()
         self._book.on_change(self.open)
@@ -198,7 +199,7 @@ class Claims:
         return await self._claim_within_limits(rules, asked)
 
     async def _claim(self, runner: Runner, asked: _Request[Claimed]) -> list[Claimed]:
-        ranges = self._low_water.ranges(asked.queue, asked.lanes)
+        ranges, began = self._low_water.ranges(asked.queue, asked.lanes), time.monotonic()
         found = await runner.fetch(
             _PLAIN[asked.row],
             asked.queue,
@@ -206,33 +207,35 @@ class Claims:
             *asked.for_claimants(),
         )
         claimed = as_rows(asked.row, found)
-        self._low_water.learn(asked.queue, claimed, asked.lanes, full=len(claimed) == asked.limit)
+        full, seconds = len(claimed) == asked.limit, time.monotonic() - began
+        self._low_water.learn(asked.queue, claimed, asked.lanes, full=full, seconds=seconds)
         return claimed
 
     async def _claim_fairly(self, runner: Runner, asked: _Request[Claimed]) -> list[Claimed]:
         """The same in a queue with fair_by: best priority first, then each value in turn."""
+        queue, lanes, beyond, began = asked.queue, asked.lanes, fair.FIRST, time.monotonic()
+        gaps = arrays(self._turns.gaps(queue, lanes), *fair.Gap.__slots__)
+        for spot in await runner.fetch(fair.NEW_SPOTS, queue, *gaps, fair.MAX_VALUES):
+            self._turns.found(queue, spot["lane"], (spot["turned"], spot["fair_value"]))
         claimed: list[Claimed] = []
-        queue, below = asked.queue, fair.TOP
         for _ in range(fair.MAX_ROUNDS):
-            heads = await runner.fetch(fair.BEST_RANK, queue, list(asked.lanes), below)
-            if not heads or not asked.claimants:
+            places = self._turns.places(queue, lanes, beyond)
+            if not places or not asked.claimants:
                 break
-            rank = max(head["rank"] for head in heads)
-            here = [head["lane"] for head in heads if head["rank"] == rank]
-            served = self._turns.served(queue, here)
-            values = min(asked.limit, fair.MAX_VALUES)
-            found = await runner.fetch(
-                _FAIR[asked.row], queue, here, served, rank, values, *asked.for_claimants()
+            of_places = arrays(places, *fair.Place.__slots__)
+            taken = as_rows(
+                asked.row, await runner.fetch(_FAIR[asked.row], queue, *of_places, *asked.for_claimants())
             )
-            taken = as_rows(asked.row, found)
-            self._turns.learn(queue, taken)
+            self._turns.learn(queue, places, taken)
             claimed += taken
-            asked = replace(asked, claimants=_left_over(asked.claimants, len(found)))
-            if not found:
-                # All that is left of this rank is being claimed by others in this moment.
-                below = rank
-        else:
-            return claimed
+            asked = replace(asked, claimants=_left_over(asked.claimants, len(taken)))
+            if not taken:
+                # All that is left of the best rank is being claimed by others in this moment, or there is nothing.
+                [best] = await runner.fetch(fair.BEST_RANK, queue, *of_places)
+                if best["turned"] is None:
+                    break
+                beyond = best["turned"]
+        self._turns.took(queue, lanes, time.monotonic() - began, full=not asked.claimants)
         if asked.claimants:
             # Jobs from before the queue was fair, which have no value yet.
             claimed += await self._claim(runner, asked)
@@ -240,7 +243,7 @@ class Claims:
 
     async def _claim_within_limits(self, rules: QueueRules, asked: _Request[Claimed]) -> list[Claimed]:
         async with self._database.transaction() as connection:
-            allowed = await limits.allowance(connection, rules)
+            allowed = await limits.allowance(connection, rules, self._oldest_runs)
             asked = replace(asked, claimants=_at_most(asked.claimants, allowed.jobs))
             claimed: list[Claimed] = []
             if asked.claimants:
@@ -283,6 +286,8 @@ class Claims:
     def open(self, queue: str) -> None:
         """Something changed: ask again."""
         self._closed.forget(queue)
+        # It may have had no limit before, and have been claimed by many at a time.
+        self._oldest_runs.forget(queue)
 
     def place_freed(self, queue: str) -> None:
         """A job of this queue stopped running somewhere."""

@@ -4,11 +4,15 @@ Asked in the claim's own transaction, under the queue's advisory lock: so two cl
 The token bucket is a row of its own, written only for queues that have a rate.
 """
 
+import time
+from datetime import datetime, timedelta
 from typing import Final
 
 from app.jobs.queue_settings import QueueRules, Rate
 from app.store.database import Runner
 from app.store.locks import lock, lock_number
+from app.store.low_water import RESCAN_SHARE, THE_BEGINNING
+from app.store.remembered import Remembered
 
 MAX_RUNNING: Final = "max_running"
 RATE: Final = "rate"
@@ -17,7 +21,15 @@ WORTHWHILE_SHARE = 0.25
 # And after an hour at the latest, however slow the rate: no moment lies too far away to be computed with.
 MAX_REFILL_SECONDS = 3600.0
 
-RUNNING = "SELECT count(*) FROM running WHERE queue = $1"
+# From the oldest that runs on: what ran before is stepped over, also where a transaction held open elsewhere keeps it
+# from being removed. A queue with limits is claimed by one at a time, so none appears behind another's mark.
+RUNNING = """
+SELECT count(*), min(claimed_at) AS oldest, statement_timestamp() AS now FROM running
+WHERE queue = $1 AND claimed_at >= $2::timestamptz
+"""
+# Clocks may differ after a failover; and how long a mark is trusted.
+SLACK = timedelta(seconds=2)
+MARK_SECONDS = 30.0
 # clock_timestamp, not now(): the transaction may have begun before it got the lock.
 REFILL = """
 INSERT INTO queue_limits AS l (queue, tokens, refilled_at) VALUES ($1, $2, clock_timestamp())
@@ -64,14 +76,35 @@ def refill_seconds(rate: Rate, tokens: float) -> float:
     return min(MAX_REFILL_SECONDS, max(0.0, wanted - tokens) / rate.per_second)
 
 
-async def allowance(connection: Runner, rules: QueueRules) -> Allowance:
+class OldestRuns:
+    """Since when the oldest job of a queue runs, as far as one process knows: a hint, from which on they are counted."""
+
+    def __init__(self) -> None:
+        self._marks: Remembered[str, tuple[datetime, float]] = Remembered()
+
+    async def count(self, connection: Runner, queue: str) -> int:
+        mark, trusted_until = self._marks.get(queue) or (THE_BEGINNING, 0.0)
+        began = time.monotonic()
+        if began > trusted_until:
+            mark = THE_BEGINNING
+        [found] = await connection.fetch(RUNNING, queue, mark)
+        ended = time.monotonic()
+        if mark is THE_BEGINNING:
+            trusted_until = ended + max(MARK_SECONDS, RESCAN_SHARE * (ended - began))
+        self._marks.put(queue, ((found["oldest"] or found["now"]) - SLACK, trusted_until))
+        return int(found["count"])
+
+    def forget(self, queue: str) -> None:
+        self._marks.forget(queue)
+
+
+async def allowance(connection: Runner, rules: QueueRules, oldest_runs: OldestRuns) -> Allowance:
     """Ask for room, in a transaction that ends with the claim."""
     await lock(connection, {lock_number("claim", rules.name): True})
     room: int | None = None
     tokens: float | None = None
     if rules.settings.max_running is not None:
-        running = (await connection.fetch(RUNNING, rules.name))[0]["count"]
-        room = rules.settings.max_running - running
+        room = rules.settings.max_running - await oldest_runs.count(connection, rules.name)
     rate = rules.settings.rate
     if rate is not None:
         refilled = await connection.fetch(REFILL, rules.name, float(rate.capacity), rate.per_second)

@@ -1,5 +1,6 @@
 """Where the scan of a claim begins: dead index entries that a transaction held open elsewhere keeps are stepped over."""
 
+import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,10 @@ THE_BEGINNING = datetime.min  # noqa: DTZ901 - stands for -infinity, which has n
 # come back full there is a backlog, and what appeared behind the mark may wait for its end; stepping back
 # over what was claimed seconds ago would then cost more than the claim.
 SLACK = timedelta(seconds=2)
-# How long a mark is trusted before the scan starts from the beginning again.
+# How long a mark is trusted before the scan starts from the beginning again; and for so many times as long as that scan
+# took, so that where it has to wade through much it is a small share of all.
 MARK_SECONDS = 5.0
+RESCAN_SHARE = 300
 
 
 @dataclass(slots=True)
@@ -24,7 +27,9 @@ class _Marks:
     """What one process remembers of one lane: the ranks it has seen and where each one's work begins."""
 
     by_rank: dict[int, datetime] = field(default_factory=dict)
-    renewed: float = 0.0
+    # When the scan last began at the beginning, and how long it took.
+    renewed: float = -math.inf
+    seconds: float | None = 0.0
     backlog: bool = False
 
     def mark(self, rank: int) -> datetime:
@@ -66,10 +71,14 @@ class LowWater:
         lanes: Sequence[str] = (),
         *,
         full: bool = False,
+        seconds: float = 0.0,
     ) -> None:
-        """From what was claimed of these lanes, and whether there may be more."""
+        """From what was claimed of these lanes, whether there may be more, and how long it took."""
         for lane in lanes:
-            self._of(queue, lane).backlog = full
+            marks = self._of(queue, lane)
+            marks.backlog = full
+            if marks.seconds is None:
+                marks.seconds = seconds
         lowest: dict[tuple[str, int], datetime] = {}
         for job in claimed:
             at = lowest.get((job.lane, job.rank))
@@ -81,8 +90,8 @@ class LowWater:
     def _current(self, queue: str, lane: str) -> _Marks:
         marks = self._of(queue, lane)
         now = time.monotonic()
-        if now - marks.renewed > MARK_SECONDS:
-            marks.renewed = now
+        if now - marks.renewed > max(MARK_SECONDS, RESCAN_SHARE * (marks.seconds or 0)):
+            marks.renewed, marks.seconds = now, None
             marks.by_rank = dict.fromkeys(marks.by_rank, THE_BEGINNING)
         return marks
 

@@ -1,40 +1,59 @@
 """promote: scheduled jobs and those that backed off become claimable when their moment comes. No state changes."""
 
+import time
+from datetime import datetime, timedelta
+
+import asyncpg
+
 from app.store.changes import Changes
-from app.store.database import Database
-from app.store.live import move_held, moved_in_queue
+from app.store.database import Database, Runner, in_transaction
+from app.store.live import moved_in_queue
+from app.store.low_water import RESCAN_SHARE, THE_BEGINNING
 
-# A loose index scan: one probe per queue that has waiting jobs, which finds the first of them to come due.
-_WAITING = """
-WITH RECURSIVE waiting AS (
-    (SELECT queue, run_at FROM queued WHERE ready_at IS NULL AND gate IS NULL ORDER BY queue, run_at LIMIT 1)
-    UNION ALL
-    SELECT following.queue, following.run_at FROM waiting CROSS JOIN LATERAL (
-        SELECT queue, run_at FROM queued WHERE ready_at IS NULL AND gate IS NULL AND queue > waiting.queue
-        ORDER BY queue, run_at LIMIT 1
-    ) AS following
-)
-"""
+# What waits for a moment from now on is seen at its commit, which may come later than that moment.
+SLACK_SECONDS = 10
+SLACK = timedelta(seconds=SLACK_SECONDS)
+NOW = "SELECT now() AS now"
+# How long it is trusted that nothing waits behind the mark.
+MARK_SECONDS = 60.0
 
-# Ready what has come due: scheduled jobs and those that backed off. No state changes, so no event. With a key
-# they have yet to stand in line for it. Each queue with something due has an equal share of the round, so that a
-# crowd in one holds up none of the others; if there are more queues than a round has room for, chance decides
-# whose turn it is, so that none is passed over twice in a row for its name.
-HOLD_DUE = (
-    _WAITING
-    + """
-, crowds AS MATERIALIZED (SELECT queue FROM waiting WHERE run_at <= now() ORDER BY random() LIMIT $1)
-SELECT found.id FROM crowds CROSS JOIN LATERAL (
-    SELECT q.id FROM queued q CROSS JOIN LATERAL (
+_WAITS = "q.ready_at IS NULL AND q.gate IS NULL"
+# The row of a job that was found as `q`: held, if it still waits for a moment that has come.
+_HELD = """
         SELECT 1 FROM jobs
         WHERE id = q.id AND state = 'queued' AND ready_at IS NULL AND gate IS NULL AND run_at <= now()
-        LIMIT 1 FOR UPDATE SKIP LOCKED
+        LIMIT 1 FOR UPDATE SKIP LOCKED"""
+
+# What has come due, longest due first, from the mark on: what was promoted before is stepped over, also where a
+# transaction held open elsewhere keeps it from being removed.
+HOLD_DUE = f"""
+SELECT q.id FROM queued q CROSS JOIN LATERAL ({_HELD}
     ) AS held
-    WHERE q.queue = crowds.queue AND q.ready_at IS NULL AND q.gate IS NULL AND q.run_at <= now()
-    ORDER BY q.run_at LIMIT greatest($1 / (SELECT count(*) FROM crowds), 1)
+WHERE {_WAITS} AND q.run_at <= now() AND q.run_at >= $2::timestamptz
+ORDER BY q.run_at LIMIT $1
+"""
+
+# The same where it is a crowd: each queue with something due has an equal share of the round, so that a crowd in one
+# holds up none of the others; if there are more queues than a round has room for, chance decides whose turn it is,
+# so that none is passed over twice in a row for its name. A loose index scan finds the queues, one probe for each.
+HOLD_CROWD = f"""
+WITH RECURSIVE waiting AS (
+    (SELECT queue, run_at FROM queued q WHERE {_WAITS} ORDER BY queue, run_at LIMIT 1)
+    UNION ALL
+    SELECT following.queue, following.run_at FROM waiting CROSS JOIN LATERAL (
+        SELECT queue, run_at FROM queued q WHERE {_WAITS} AND queue > waiting.queue ORDER BY queue, run_at LIMIT 1
+    ) AS following
+)
+, crowds AS MATERIALIZED (SELECT queue FROM waiting WHERE run_at <= now() ORDER BY random() LIMIT $1)
+SELECT found.id FROM crowds CROSS JOIN LATERAL (
+    SELECT q.id FROM queued q CROSS JOIN LATERAL ({_HELD}
+    ) AS held
+    WHERE q.queue = crowds.queue AND {_WAITS} AND q.run_at <= now()
+    ORDER BY q.queue, q.run_at LIMIT greatest($1 / (SELECT count(*) FROM crowds), 1)
 ) AS found
 """
-)
+
+# With a key they have yet to stand in line for it.
 PROMOTE = (
     """
 WITH promoted AS (
@@ -50,12 +69,46 @@ WITH promoted AS (
     + "SELECT DISTINCT queue, lane, concurrency_key AS key FROM promoted"
 )
 
-NEXT_DUE = _WAITING + "SELECT date_part('epoch', min(run_at) - now()) FROM waiting WHERE run_at < 'infinity'"
+# When the next one comes due; what is longer due than a moment is being promoted, or held by somebody.
+NEXT_DUE = f"""
+SELECT date_part('epoch', q.run_at - now()) FROM queued q
+WHERE {_WAITS} AND q.run_at > now() - interval '{SLACK_SECONDS} seconds' AND q.run_at < 'infinity'
+ORDER BY q.run_at LIMIT 1
+"""
 
 
-async def promote(database: Database, limit: int = 1000) -> Changes[None]:
+class DueMark:
+    """Before which nothing waits for its moment, as one process knows it: a hint that costs little when it is wrong."""
+
+    def __init__(self) -> None:
+        self._at = THE_BEGINNING
+        self._trusted_until = 0.0
+
+    def current(self) -> datetime:
+        return self._at if time.monotonic() < self._trusted_until else THE_BEGINNING
+
+    def learn(self, mark: datetime, now: datetime, seconds: float) -> None:
+        """All that was due at that moment, from this mark on, was let through; and how long that took."""
+        self._at = now - SLACK
+        if mark is THE_BEGINNING:
+            self._trusted_until = time.monotonic() + max(MARK_SECONDS, RESCAN_SHARE * seconds)
+
+
+async def promote(database: Database, limit: int = 1000, marks: DueMark | None = None) -> Changes[None]:
     """Let due jobs through to the claim, or to the gate of their key."""
-    rows = await move_held(database, HOLD_DUE, (limit,), PROMOTE)
+    mark, began = THE_BEGINNING if marks is None else marks.current(), time.monotonic()
+
+    async def steps(connection: Runner) -> tuple[list[asyncpg.Record], datetime | None]:
+        due = await connection.fetch(HOLD_DUE, limit + 1, mark)
+        is_crowd = len(due) > limit
+        if is_crowd:
+            due = await connection.fetch(HOLD_CROWD, limit)
+        rows = await connection.fetch(PROMOTE, [row["id"] for row in due]) if due else []
+        return rows, None if is_crowd else (await connection.fetch(NOW))[0]["now"]
+
+    rows, all_through_at = await in_transaction(database, steps)
+    if marks is not None and all_through_at is not None:
+        marks.learn(mark, all_through_at, time.monotonic() - began)
     return Changes(
         work={(row["queue"], row["lane"]) for row in rows if row["key"] is None},
         keys={(row["queue"], row["key"]) for row in rows if row["key"] is not None},

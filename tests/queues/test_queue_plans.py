@@ -5,6 +5,7 @@ have one. Still a look-up of another key is a look-up.
 """
 
 import asyncio
+import itertools
 import json
 import uuid
 from collections.abc import Iterator
@@ -22,7 +23,8 @@ from app.store.database import IN_ORDER, PLANNING
 from app.store.depth import DEPTH
 from app.store.keys import OLDEST, PLACES
 from app.store.limits import RUNNING
-from app.store.promote import HOLD_DUE, NEXT_DUE
+from app.store.low_water import THE_BEGINNING
+from app.store.promote import HOLD_CROWD, HOLD_DUE, NEXT_DUE
 from app.store.prune import OVER_IN_QUEUE, OVER_OF_ALL
 from app.store.read import Filter
 from tests.conftest import TEMPLATE
@@ -147,25 +149,36 @@ def test_the_repair_visits_each_waiting_key_once(filled: str) -> None:
 
 
 def test_a_fair_claim_reads_what_it_takes(filled: str) -> None:
-    arguments = ("fair", ["work"], [""], 0, 10, 10, ["w"], [30.0], None, b"secret")
+    place = ("fair", ["work"], [0], ["big"], [THE_BEGINNING])
+    arguments = (*place, 10, ["w"], [30.0], None, b"secret")
     plan, buffers = explain(filled, CLAIM_FAIRLY, *arguments)
     assert not scans_jobs_whole(plan)
     assert buffers < 10 * 60 + 300
-    plan, buffers = explain(filled, fair.BEST_RANK, "fair", ["work"], fair.TOP)
+    plan, buffers = explain(filled, fair.BEST_RANK, *place)
     assert buffers < 20
+
+
+@pytest.mark.parametrize("known", [[], ["big"]], ids=["nothing_known", "all_known"])
+def test_a_fair_claim_finds_new_values_by_one_probe_for_each(filled: str, known: list[str]) -> None:
+    ends = [(fair.FIRST, ""), *((0, value) for value in known), (fair.LAST, "")]
+    gaps = [("work", *begin, *end) for begin, end in itertools.pairwise(ends)]
+    plan, buffers = explain(filled, fair.NEW_SPOTS, "fair", *map(list, zip(*gaps, strict=True)), 500)
+    assert plan["Actual Rows"] == 1 - len(known)
+    assert buffers < 30
 
 
 @pytest.mark.parametrize(
     ("statement", "arguments", "most"),
     [
-        (HOLD_DUE, (1000,), 100),
+        (HOLD_DUE, (1000, THE_BEGINNING), 100),
+        (HOLD_CROWD, (1000,), 100),
         (NEXT_DUE, (), 100),
-        (RUNNING, ("keyed",), 100),
+        (RUNNING, ("keyed", THE_BEGINNING), 100),
         (DEPTH, ("plain", 10_000), 100),
         (OVER_IN_QUEUE, ("plain", "", "z", 500, ["failed"], [3600.0]), 4000),
         (OVER_OF_ALL, ("", "", "z", 500, ["done"], [3600.0]), 4000),
     ],
-    ids=["promote", "next_due", "running", "depth", "over_in_queue", "over_of_all"],
+    ids=["promote", "promote_a_crowd", "next_due", "running", "depth", "over_in_queue", "over_of_all"],
 )
 def test_nothing_else_reads_the_table_whole(
     filled: str, statement: str, arguments: tuple[Any, ...], most: int

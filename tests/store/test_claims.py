@@ -196,6 +196,7 @@ async def test_a_job_that_appears_behind_the_mark_is_claimed_after_the_reset(
     assert await claim(database, claims=claims) == []  # the mark has stepped over it
     assert len(await heads(database)) == 1  # but it is not forgotten
     monkeypatch.setattr(low_water, "MARK_SECONDS", 0)
+    monkeypatch.setattr(low_water, "RESCAN_SHARE", 0)
     assert ids(await claim(database, claims=claims)) == [hidden]
 
 

@@ -29,8 +29,7 @@ WALKS = {
     "depth.DEPTH",
     "heads.HEADS",
     "heads.HEADS_OF",
-    "promote.HOLD_DUE",
-    "promote.NEXT_DUE",
+    "promote.HOLD_CROWD",
     # By an inverted index, which these tests do not let it have: see test_plans.
     "read.SHARING",
     "holdings.TAKE",

@@ -21,7 +21,7 @@ from app.store.database import IN_ORDER, INVERTED, PLANNING, Database
 from app.store.heads import HEADS, HEADS_OF
 from app.store.job import ClaimedJob
 from app.store.low_water import THE_BEGINNING
-from app.store.promote import HOLD_DUE, NEXT_DUE
+from app.store.promote import HOLD_CROWD, HOLD_DUE, NEXT_DUE
 from app.store.read import GET, MAX_LOOKED, POSITION, SHARING, Filter, list_statements
 from app.store.settle import HEARTBEAT
 from app.store.sweep import (
@@ -232,8 +232,9 @@ async def test_the_heads_are_found_by_one_probe_per_lane(
         (HOLD_LATE_QUEUED, (500,), "queued_deadlines"),
         (HOLD_LATE_RUNNING, (500,), "running_deadlines"),
         (HOLD_OVERDUE, (500, 10.0, THE_BEGINNING), "running_pkey"),
-        (HOLD_DUE, (1000,), "queued_waiting"),
-        (NEXT_DUE, (), "queued_waiting"),
+        (HOLD_DUE, (1000, THE_BEGINNING), "queued_due"),
+        (HOLD_CROWD, (1000,), "queued_waiting"),
+        (NEXT_DUE, (), "queued_due"),
     ],
     ids=[
         "rescue",
@@ -244,6 +245,7 @@ async def test_the_heads_are_found_by_one_probe_per_lane(
         "expire_running",
         "end_grace",
         "promote",
+        "promote_a_crowd",
         "next_due",
     ],
 )

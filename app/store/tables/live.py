@@ -14,6 +14,7 @@ from sqlmodel import SQLModel
 from app.store.tables.columns import ID, TIME, column, flag, index, primary, text, time
 
 IS_CLAIMABLE = "ready_at IS NOT NULL"
+IS_WAITING = "ready_at IS NULL AND gate IS NULL"
 
 
 class Queued(SQLModel, table=True):
@@ -26,11 +27,13 @@ class Queued(SQLModel, table=True):
         # The claim of a queue with fair_by: value by value.
         index(
             "queued_fair",
-            "queue, lane, rank DESC, fair_value, ready_at, id",
+            "queue, lane, (- rank), fair_value, ready_at, id",
             f"{IS_CLAIMABLE} AND fair_value IS NOT NULL",
         ),
         # What waits for a moment (scheduled, backing off); never in the claim's way.
-        index("queued_waiting", "queue, run_at", "ready_at IS NULL AND gate IS NULL"),
+        index("queued_due", "run_at", IS_WAITING),
+        # The same queue by queue, where many have come due at once; and how many of a queue wait so.
+        index("queued_waiting", "queue, run_at", IS_WAITING),
         # What waits for something other than time: its key's turn, other jobs. Next of a key comes first.
         index("queued_gated", "queue, gate, concurrency_key, rank DESC, id", "gate IS NOT NULL"),
         # Who of a key waits, oldest first; and who of them could be claimed, and so holds one of its places.
@@ -45,14 +48,15 @@ class Queued(SQLModel, table=True):
     )
 
     id: str = primary(ID)
-    queue: str = text(null=False)
-    lane: str = text(null=False)
+    # In the order of their bytes, as those who remember them have them in order, too.
+    queue: str = column(ID, null=False)
+    lane: str = column(ID, null=False)
     rank: int = column(sa.SmallInteger, null=False)
     ready_at: datetime | None = time()
     run_at: datetime = time(null=False)
     gate: str | None = text()
     concurrency_key: str | None = text()
-    fair_value: str | None = text()
+    fair_value: str | None = column(ID)
     deadline: datetime | None = time()
     asleep: bool = flag()
 
