@@ -82,6 +82,10 @@ PLANNING = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
 }
+# The same for one transaction: behind a PgBouncer a session is nobody's own.
+PLANNING_HERE = "; ".join(
+    f"SET LOCAL {name} = {value}" for name, value in PLANNING.items() if name != "plan_cache_mode"
+)
 # The only way into an inverted index is a bitmap.
 INVERTED = "SET LOCAL enable_bitmapscan = on"
 
@@ -99,6 +103,7 @@ class Database:
         """`pooled`: behind a PgBouncer in transaction mode the server's connection changes under us, and with
         it the prepared statements; and it refuses start-up settings that it does not know."""
         self._url = asyncpg_url(url)
+        self._pooled = pooled
         self._statement_cache = 0 if pooled else 256
         self._settings = {"application_name": "foreman"} | ({} if pooled else PLANNING)
         self._size = size
@@ -142,15 +147,34 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy]:
-        async with self.connection() as connection, connection.transaction():
+        async with self.connection() as connection, self.begin(connection):
             yield connection
+
+    @contextlib.asynccontextmanager
+    async def begin(self, connection: Any) -> AsyncIterator[None]:
+        """A transaction in which statements are planned as everywhere."""
+        async with connection.transaction():
+            if self._pooled:
+                await connection.execute(PLANNING_HERE)
+            yield
+
+    async def _once(self, run: Callable[[Any], Awaitable[T]]) -> T:
+        """Run one statement, as a whole transaction."""
+        async with self.connection() as connection:
+            if not self._pooled:
+                return await _until_done(lambda: run(connection))
+
+            async def planned() -> T:
+                async with self.begin(connection):
+                    return await run(connection)
+
+            return await _until_done(planned)
 
     # Each of these is a whole transaction, and tried again when PostgreSQL undid it. A block that is a transaction
     # of several statements is not: only who wrote it knows what else happened in it. It raises `Unavailable`.
 
     async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
-        async with self.connection() as connection:
-            return await _until_done(lambda: connection.fetch(statement, *arguments))
+        return await self._once(lambda connection: connection.fetch(statement, *arguments))
 
     async def fetch_planned(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
         """For filters that a caller chose: planned anew, for these very values."""
@@ -167,7 +191,7 @@ class Database:
 
     async def _fetch_set(self, settings: str, statement: str, *arguments: Any) -> list[asyncpg.Record]:
         async def once() -> list[asyncpg.Record]:
-            async with connection.transaction():
+            async with self.begin(connection):
                 await connection.execute(settings)
                 rows: list[asyncpg.Record] = await connection.fetch(statement, *arguments)
                 return rows
@@ -176,16 +200,13 @@ class Database:
             return await _until_done(once)
 
     async def fetchrow(self, statement: str, *arguments: Any) -> asyncpg.Record | None:
-        async with self.connection() as connection:
-            return await _until_done(lambda: connection.fetchrow(statement, *arguments))
+        return await self._once(lambda connection: connection.fetchrow(statement, *arguments))
 
     async def fetchval(self, statement: str, *arguments: Any) -> Any:
-        async with self.connection() as connection:
-            return await _until_done(lambda: connection.fetchval(statement, *arguments))
+        return await self._once(lambda connection: connection.fetchval(statement, *arguments))
 
     async def execute(self, statement: str, *arguments: Any) -> str:
-        async with self.connection() as connection:
-            return str(await _until_done(lambda: connection.execute(statement, *arguments)))
+        return str(await self._once(lambda connection: connection.execute(statement, *arguments)))
 
 
 async def in_transaction(runner: Runner, steps: Callable[[Runner], Awaitable[T]]) -> T:
@@ -195,7 +216,7 @@ async def in_transaction(runner: Runner, steps: Callable[[Runner], Awaitable[T]]
         return await steps(runner)
 
     async def once() -> T:
-        async with connection.transaction():
+        async with runner.begin(connection):
             return await steps(connection)
 
     async with runner.connection() as connection:
