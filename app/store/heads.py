@@ -1,5 +1,6 @@
 """What there is to claim: the next job of every lane, without reading the others."""
 
+import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
@@ -40,6 +41,10 @@ FROM (SELECT * FROM heads LIMIT $3) AS page LEFT JOIN queues ON queues.name = pa
 ORDER BY page.queue, page.lane
 """
 PAGE = 5000
+# A page that takes long (a transaction held open elsewhere keeps what was claimed before) is followed by a rest, as part
+# of that time: whoever walks here only makes sure that no hint was lost.
+CHEAP_SECONDS = 0.05
+REST_SHARE = 20
 
 
 class HeadsWalk:
@@ -49,10 +54,17 @@ class HeadsWalk:
         self._database = database
         self._page = page
         self._after = ("", "")
+        self._rests_until = 0.0
 
     async def next_page(self) -> list[Head]:
-        """The next so many; those of paused queues are left out."""
+        """The next so many; those of paused queues are left out. None while it rests."""
+        began = time.monotonic()
+        if began < self._rests_until:
+            return []
         rows = await self._database.fetch(HEADS, *self._after, self._page)
+        took = time.monotonic() - began
+        if took > CHEAP_SECONDS:
+            self._rests_until = time.monotonic() + REST_SHARE * took
         self._after = (rows[-1]["queue"], rows[-1]["lane"]) if len(rows) == self._page else ("", "")
         return [_head(row) for row in rows if not row["paused"]]
 
