@@ -6,6 +6,7 @@ a round before the median is taken over the rounds. Rates of different runs are 
 which the host took the processor away is measured again, whoever's turn it was (see steal.py).
 """
 
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from statistics import median
@@ -13,9 +14,10 @@ from typing import Literal
 
 from benchmarks.lab import Lab
 from benchmarks.measuring import Numbers
+from benchmarks.peering import Peer
 from benchmarks.steal import Meter
 
-__all__ = ["Aim", "Announce", "Benchmark", "Metric", "Results", "System", "run_interleaved"]
+__all__ = ["Announce", "Benchmark", "Metric", "Results", "System", "run_interleaved"]
 
 Announce = Callable[[str], None]
 
@@ -32,20 +34,12 @@ class Metric:
 
 @dataclass(frozen=True)
 class System:
-    """`peer` names the venv it needs, for systems that are not ours."""
+    """`peer` is what has to be installed first, for systems that are not ours."""
 
     name: str
     run_once: Callable[[Lab], Awaitable[Numbers]]
-    peer: str | None = None
-
-
-@dataclass(frozen=True)
-class Aim:
-    """The subject's metric divided by that system's: at least this, or at most where lower is better."""
-
-    system: str
-    metric: str
-    ratio: float
+    peer: Peer | None = None
+    is_slow_to_start: bool = False  # a quick run leaves it out, unless it is asked for
 
 
 @dataclass(frozen=True)
@@ -56,18 +50,13 @@ class Benchmark:
     question: str
     metrics: tuple[Metric, ...]
     systems: tuple[System, ...]
-    aims: tuple[Aim, ...] = ()
+    # Nobody else is in it, so that further rounds would only take time; and no goal depends on it, so that a
+    # quick run leaves it out, unless it is asked for.
+    is_aside: bool = False
 
     @property
     def subject(self) -> str:
         return self.systems[0].name
-
-    def aim_for(self, system: str, metric: str) -> Aim | None:
-        return next((aim for aim in self.aims if (aim.system, aim.metric) == (system, metric)), None)
-
-    def reached(self, aim: Aim, ratio: float) -> bool:
-        better = next(metric.better for metric in self.metrics if metric.name == aim.metric)
-        return ratio >= aim.ratio if better == "higher" else ratio <= aim.ratio
 
 
 @dataclass
@@ -105,11 +94,17 @@ async def take_turn(system: System, lab: Lab, announce: Announce) -> Numbers:
     """The numbers of the least disturbed of as many turns as it takes to have one that was left alone."""
     turns: list[Numbers] = []
     while True:
-        meter = Meter()
+        meter, began = Meter(), time.monotonic()
         numbers = await system.run_once(lab)
+        peak = lab.memory.take()
         turns.append({**numbers, "stolen_percent": meter.percent()})
+        if peak is not None:
+            turns[-1]["peak_mb"] = peak
+        if len(turns) > 1:
+            lab.retakes.spend(time.monotonic() - began)
         best = min(turns, key=lambda turn: turn["stolen_percent"])
-        if best["stolen_percent"] <= MAX_STOLEN_PERCENT or len(turns) == lab.scale.turns:
+        is_last = len(turns) == lab.scale.turns or lab.retakes.is_spent
+        if best["stolen_percent"] <= MAX_STOLEN_PERCENT or is_last:
             return {**best, "turns": float(len(turns))}
         announce(f"{turns[-1]['stolen_percent']:.1f} % of the machine was stolen; {system.name} again")
 
@@ -117,6 +112,7 @@ async def take_turn(system: System, lab: Lab, announce: Announce) -> Numbers:
 async def run_interleaved(results: Results, lab: Lab, rounds: int, announce: Announce) -> None:
     """One system failing is told at the end and does not take the others' numbers away."""
     benchmark = results.benchmark
+    rounds = min(rounds, 1) if benchmark.is_aside else rounds
     for number in range(1, rounds + 1):
         measured: dict[str, Numbers] = {}
         for system in benchmark.systems:

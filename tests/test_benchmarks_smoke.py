@@ -12,10 +12,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness import Aim, Benchmark, Metric, Results, System, run_interleaved, take_turn
-from benchmarks.http_load import load
+from benchmarks import venvs
+from benchmarks.goals import GOALS, Goal, Measured, best_ratio, grown_ratio, highest, middle, ratio, rows
+from benchmarks.harness import Benchmark, Metric, Results, System, run_interleaved, take_turn
+from benchmarks.http_load import load, with_keys
 from benchmarks.lab import FULL, QUICK, Lab
 from benchmarks.measuring import closed_loop, departures, percentile
+from benchmarks.node_packages import MANIFEST
+from benchmarks.peering import QUEUES
 from benchmarks.steal import Meter
 from tests.patience import pretend_to_work
 
@@ -28,6 +32,17 @@ def test_a_quick_run_brings_numbers_out_of_every_benchmark(tmp_path: Path) -> No
     numbers = tmp_path / "numbers.json"
     own_systems = ["foreman", "bare route", "raw inserts"]
     command = [sys.executable, "-m", "benchmarks", "--quick", "--json", str(numbers)]
+    command += [
+        "enqueue",
+        "bulk",
+        "drain",
+        "workers",
+        "latency",
+        "webhooks",
+        "passthrough",
+        "memory",
+        "replay",
+    ]
 
     done = subprocess.run(
         command + [word for system in own_systems for word in ("--only", system)],
@@ -43,11 +58,18 @@ def test_a_quick_run_brings_numbers_out_of_every_benchmark(tmp_path: Path) -> No
     for system in own_systems:
         assert measured["enqueue"]["medians"][system]["per_second"] > 0
     assert measured["enqueue"]["ratios"]["bare route"]["per_second"] > 0
+    assert measured["enqueue"]["medians"]["foreman"]["peak_mb"] > 10
+    assert measured["bulk"]["ratios"]["raw inserts"]["per_second"] > 0
     assert measured["drain"]["medians"]["foreman"]["finished"] == QUICK.drain_jobs
     assert measured["workers"]["medians"]["foreman"]["finished"] == QUICK.drain_jobs
     assert measured["replay"]["medians"]["foreman"]["per_second"] > 0
     assert measured["latency"]["medians"]["foreman"]["p50_ms"] > 0
+    assert measured["latency"]["medians"]["foreman"]["busy_p50_ms"] > 0
+    assert measured["webhooks"]["medians"]["foreman"]["per_second"] > 0
     assert measured["passthrough"]["medians"]["foreman"]["ttft_p50_ms_1"] > 70
+    assert measured["passthrough"]["medians"]["foreman"]["cpu_ms_1"] > 0
+    assert measured["memory"]["medians"]["foreman"]["rest_mb"] > 10
+    assert "`POST /jobs`" in done.stdout, "the goals are printed"
 
 
 def test_an_unknown_benchmark_is_refused_with_the_names_there_are() -> None:
@@ -58,7 +80,9 @@ def test_an_unknown_benchmark_is_refused_with_the_names_there_are() -> None:
     assert done.returncode == 2
     for name in (
         "enqueue",
+        "bulk",
         "drain",
+        "memory",
         "latency",
         "workers",
         "webhooks",
@@ -186,13 +210,50 @@ def test_a_round_in_which_one_was_missing_makes_no_ratio() -> None:
     assert results.ratios("theirs", "p50_ms") == []
 
 
-def test_an_aim_knows_which_way_is_better() -> None:
-    benchmark = results_of().benchmark
+def test_a_goal_knows_which_way_is_better() -> None:
+    at_least = Goal("rate", "÷ theirs", "≥", 0.4, " ×", lambda _: None)
+    at_most = Goal("delay", "÷ theirs", "≤", 1.0, " ×", lambda _: None)
 
-    assert benchmark.reached(Aim("theirs", "per_second", 0.4), 0.5)
-    assert not benchmark.reached(Aim("theirs", "per_second", 0.4), 0.3)
-    assert benchmark.reached(Aim("theirs", "p50_ms", 1.0), 0.5)
-    assert not benchmark.reached(Aim("theirs", "p50_ms", 1.0), 1.5)
+    assert at_least.verdict(0.5) == "reached"
+    assert at_least.verdict(0.3) == "not reached"
+    assert at_most.verdict(0.5) == "reached"
+    assert at_most.verdict(1.5) == "not reached"
+    assert at_most.verdict(None) == "not measured"
+
+
+def bench_of(*rounds: dict[str, dict[str, float]]) -> Measured:
+    return Measured(bench={"benchmarks": {"b": {"rounds": list(rounds)}}})
+
+
+def test_goals_are_found_in_the_rounds() -> None:
+    measured = bench_of(
+        {"foreman": {"per_second": 10, "peak_mb": 90}, "a": {"per_second": 5}, "b": {"per_second": 20}},
+        {"foreman": {"per_second": 30, "peak_mb": 120}, "a": {"per_second": 10}, "b": {"per_second": 5}},
+        {"foreman": {"per_second": 20, "peak_mb": 80}, "a": {"per_second": 20}},
+    )
+
+    assert middle("b", "per_second")(measured) == 20
+    assert ratio("b", "a")(measured) == 2
+    assert best_ratio("b", ("a", "b"))(measured) == 1
+    assert highest("peak_mb")(measured) == 120
+    assert ratio("b", "nobody")(measured) is None
+    assert middle("another", "per_second")(measured) is None
+
+
+def test_growth_is_compared_with_the_empty_database() -> None:
+    queues = {"plain": {"empty": {"p99_ms": 10, "peak_mb": 1}, "grown": {"p99_ms": 25, "peak_mb": 130}}}
+    measured = Measured(growth={"queues": queues})
+
+    assert grown_ratio("plain", "p99_ms")(measured) == 2.5
+    assert grown_ratio("fair", "p99_ms")(measured) is None
+    assert highest("peak_mb")(measured) == 130
+
+
+def test_every_goal_stands_in_the_table_even_when_nothing_was_measured() -> None:
+    found = rows(Measured())
+
+    assert len(found) == len(GOALS)
+    assert {verdict for *_, verdict in found} == {"not measured"}
 
 
 async def test_systems_take_turns_and_one_that_fails_leaves_the_others_their_numbers(tmp_path: Path) -> None:
@@ -240,7 +301,42 @@ def test_what_is_stolen_is_a_share_of_all_processor_time() -> None:
     assert 0 <= Meter().percent() <= 100
 
 
-@pytest.mark.parametrize("peer", ["pgqueuer", "procrastinate"])
+def test_every_keyed_request_has_a_key_and_a_trace_of_its_own() -> None:
+    made = with_keys(b"POST /jobs HTTP/1.1\r\nContent-Length: 7\r\n\r\n100 % x")
+    first, second = made(), made()
+
+    for request in (first, second):
+        assert request.startswith(b"POST /jobs HTTP/1.1\r\nIdempotency-Key: bench-")
+        assert re.search(rb"\r\ntraceparent: 00-[0-9a-f]{32}-[0-9a-f]{16}-01\r\n", request)
+        assert request.endswith(b"Content-Length: 7\r\n\r\n100 % x")
+    assert first != second
+
+
+def test_a_peer_that_needs_a_newer_python_than_there_is_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(venvs, "_other_pythons", lambda _: iter(()))
+
+    with pytest.raises(venvs.CannotInstall, match=r"needs Python ≥ 3\.99; found 3\."):
+        venvs.suitable_python((3, 99))
+
+
+def test_what_the_peers_for_node_need_is_pinned_to_exact_versions() -> None:
+    pinned = json.loads(MANIFEST.read_text())["dependencies"]
+
+    assert {"graphile-worker", "pg-boss", "pg"} <= pinned.keys()
+    for version in pinned.values():
+        assert re.fullmatch(r"[0-9][0-9A-Za-z.-]*", version)
+
+
+def test_every_queue_that_is_measured_has_a_script() -> None:
+    scripts = {
+        each.stem for each in (ROOT / "benchmarks" / "peers").rglob("*") if each.suffix in {".py", ".mjs"}
+    }
+
+    for peer in QUEUES:
+        assert peer.name.replace("-", "_") in scripts
+
+
+@pytest.mark.parametrize("peer", ["pgqueuer", "procrastinate", "oban", "saq", "litellm"])
 def test_a_peer_is_pinned_to_exact_versions_and_nothing_else(peer: str) -> None:
     lines = (ROOT / "benchmarks" / "peers" / f"{peer}.txt").read_text().splitlines()
 
