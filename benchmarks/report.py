@@ -39,8 +39,7 @@ def _was_measured(results: Results, metric: Metric) -> bool:
 
 
 def _middle(results: Results, system: str, metric: Metric) -> str:
-    middle = results.median(system, metric.name)
-    return "–" if middle is None else _short(middle)
+    return short(results.median(system, metric.name))
 
 
 def _ratio(results: Results, system: str, metric: Metric) -> str:
@@ -52,7 +51,9 @@ def _ratio(results: Results, system: str, metric: Metric) -> str:
     return f"{median(ratios):.2f}{spread}"
 
 
-def _short(value: float) -> str:
+def short(value: float | None) -> str:
+    if value is None:
+        return "–"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import venvs
-from benchmarks.goals import GOALS, Goal, Measured, best_ratio, grown_ratio, highest, middle, ratio, rows
+from benchmarks import smoke, venvs
 from benchmarks.harness import Benchmark, Metric, Results, System, run_interleaved, take_turn
 from benchmarks.http_load import load, with_keys
 from benchmarks.lab import FULL, QUICK, Lab
@@ -30,22 +29,8 @@ DELAY = Metric("p50_ms", "p50 ms", "lower")
 
 def test_a_quick_run_brings_numbers_out_of_every_benchmark(tmp_path: Path) -> None:
     numbers = tmp_path / "numbers.json"
-    own_systems = ["foreman", "bare route", "raw inserts"]
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--json", str(numbers)]
-    command += [
-        "enqueue",
-        "bulk",
-        "drain",
-        "workers",
-        "latency",
-        "webhooks",
-        "passthrough",
-        "memory",
-        "replay",
-    ]
-
     done = subprocess.run(
-        command + [word for system in own_systems for word in ("--only", system)],
+        smoke.bench_command(numbers),
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -55,7 +40,7 @@ def test_a_quick_run_brings_numbers_out_of_every_benchmark(tmp_path: Path) -> No
 
     assert done.returncode == 0, done.stdout + done.stderr
     measured = json.loads(numbers.read_text())["benchmarks"]
-    for system in own_systems:
+    for system in smoke.SYSTEMS:
         assert measured["enqueue"]["medians"][system]["per_second"] > 0
     assert measured["enqueue"]["ratios"]["bare route"]["per_second"] > 0
     assert measured["enqueue"]["medians"]["foreman"]["peak_mb"] > 10
@@ -70,6 +55,23 @@ def test_a_quick_run_brings_numbers_out_of_every_benchmark(tmp_path: Path) -> No
     assert measured["passthrough"]["medians"]["foreman"]["cpu_ms_1"] > 0
     assert measured["memory"]["medians"]["foreman"]["rest_mb"] > 10
     assert "`POST /jobs`" in done.stdout, "the goals are printed"
+
+
+def test_a_quick_growth_run_brings_numbers_of_both_databases(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+
+    done = subprocess.run(
+        smoke.growth_command(numbers), cwd=ROOT, capture_output=True, text=True, check=False, timeout=800
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    sides = json.loads(numbers.read_text())["queues"]["fair"]
+    for side in ("empty", "grown"):
+        assert sides[side]["per_second"] > 0
+        assert sides[side]["p99_ms"] > 0
+        assert len(sides[side]["timeline"]) > 1
+    assert sides["grown"]["dead_tuples"] >= 0
+    assert "growth, queue with `fair_by`" in done.stdout, "the goals are printed"
 
 
 def test_an_unknown_benchmark_is_refused_with_the_names_there_are() -> None:
@@ -208,52 +210,6 @@ def test_a_round_in_which_one_was_missing_makes_no_ratio() -> None:
 
     assert results.ratios("theirs", "per_second") == [3]
     assert results.ratios("theirs", "p50_ms") == []
-
-
-def test_a_goal_knows_which_way_is_better() -> None:
-    at_least = Goal("rate", "÷ theirs", "≥", 0.4, " ×", lambda _: None)
-    at_most = Goal("delay", "÷ theirs", "≤", 1.0, " ×", lambda _: None)
-
-    assert at_least.verdict(0.5) == "reached"
-    assert at_least.verdict(0.3) == "not reached"
-    assert at_most.verdict(0.5) == "reached"
-    assert at_most.verdict(1.5) == "not reached"
-    assert at_most.verdict(None) == "not measured"
-
-
-def bench_of(*rounds: dict[str, dict[str, float]]) -> Measured:
-    return Measured(bench={"benchmarks": {"b": {"rounds": list(rounds)}}})
-
-
-def test_goals_are_found_in_the_rounds() -> None:
-    measured = bench_of(
-        {"foreman": {"per_second": 10, "peak_mb": 90}, "a": {"per_second": 5}, "b": {"per_second": 20}},
-        {"foreman": {"per_second": 30, "peak_mb": 120}, "a": {"per_second": 10}, "b": {"per_second": 5}},
-        {"foreman": {"per_second": 20, "peak_mb": 80}, "a": {"per_second": 20}},
-    )
-
-    assert middle("b", "per_second")(measured) == 20
-    assert ratio("b", "a")(measured) == 2
-    assert best_ratio("b", ("a", "b"))(measured) == 1
-    assert highest("peak_mb")(measured) == 120
-    assert ratio("b", "nobody")(measured) is None
-    assert middle("another", "per_second")(measured) is None
-
-
-def test_growth_is_compared_with_the_empty_database() -> None:
-    queues = {"plain": {"empty": {"p99_ms": 10, "peak_mb": 1}, "grown": {"p99_ms": 25, "peak_mb": 130}}}
-    measured = Measured(growth={"queues": queues})
-
-    assert grown_ratio("plain", "p99_ms")(measured) == 2.5
-    assert grown_ratio("fair", "p99_ms")(measured) is None
-    assert highest("peak_mb")(measured) == 130
-
-
-def test_every_goal_stands_in_the_table_even_when_nothing_was_measured() -> None:
-    found = rows(Measured())
-
-    assert len(found) == len(GOALS)
-    assert {verdict for *_, verdict in found} == {"not measured"}
 
 
 async def test_systems_take_turns_and_one_that_fails_leaves_the_others_their_numbers(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ async def _run_worker(dsn: str, limit: int, pool_size: int) -> None:
         await told.wait()
 
 
-async def work(dsn: str, limit: int = 200, pool_size: int = 8) -> None:
+async def work(dsn: str, limit: int = 5000, pool_size: int = 8) -> None:
     """Drain no-ops until told to stop."""
     await _run_worker(dsn, limit, pool_size)
 

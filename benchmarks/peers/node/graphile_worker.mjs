@@ -8,9 +8,9 @@ const pg = load("pg");
 const quiet = new Logger(() => () => undefined);
 const LATENCY = { concurrentJobs: 10, maxPoolSize: 10 };
 const DRAIN = {
-  concurrentJobs: 24,
+  concurrentJobs: 200,
   maxPoolSize: 10,
-  localQueue: { size: 500 },
+  localQueue: { size: 2000 },
   completeJobBatchDelay: 0,
   failJobBatchDelay: 0,
 };
@@ -62,10 +62,10 @@ function fill({ dsn, jobs }) {
 
 // A finished job is deleted, so the tables tell nothing: the first start is noted here, and the end is when the
 // table was seen empty.
-async function work({ dsn, jobs, patience }) {
+async function work({ dsn, jobs, patience, settings = {} }) {
   let began = 0;
   let started = 0;
-  const running = await runner(dsn, DRAIN, () => {
+  const running = await runner(dsn, { ...DRAIN, ...settings }, () => {
     began ||= performance.now();
     started += 1;
   });

@@ -6,7 +6,7 @@ const { PgBoss } = load("pg-boss");
 
 const QUEUE = "bench";
 const LATENCY = { batchSize: 10, pollingIntervalSeconds: 0.5, notifyPollingIntervalSeconds: 0.5 };
-const DRAIN = { batchSize: 1000, localConcurrency: 2, burstWhenBatchFull: true, pollingIntervalSeconds: 0.5 };
+const DRAIN = { batchSize: 1000, localConcurrency: 3, burstWhenBatchFull: true, pollingIntervalSeconds: 0.5 };
 
 async function boss(dsn, connections, use, more = {}) {
   const started = new PgBoss({ connectionString: dsn, max: connections, schedule: false, supervise: false, ...more });
@@ -48,9 +48,9 @@ function fill({ dsn, jobs: wanted }) {
   });
 }
 
-function work({ dsn }) {
+function work({ dsn, settings = {} }) {
   return boss(dsn, 10, async (started) => {
-    await started.work(QUEUE, DRAIN, async () => undefined);
+    await started.work(QUEUE, { ...DRAIN, ...settings }, async () => undefined);
     await toldToStop();
   });
 }
