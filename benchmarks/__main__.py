@@ -28,7 +28,7 @@ from benchmarks import (
     webhooks,
     workers,
 )
-from benchmarks.harness import Announce, Benchmark, Results, run_interleaved
+from benchmarks.harness import Announce, Benchmark, Results, run_rounds
 from benchmarks.lab import FULL, QUICK, Lab
 from benchmarks.venvs import CannotInstall
 
@@ -52,6 +52,7 @@ def parse_arguments(arguments: list[str]) -> argparse.Namespace:
         help=f"which ones: {', '.join(BENCHMARKS)}; all by default, in a quick run those with a goal",
     )
     add("--rounds", type=int, help="interleaved rounds, of which medians are taken (3; quick: 1)")
+    add("--minutes", type=float, default=25.0, help="no further round is begun that would not fit in (25)")
     add("--quick", action="store_true", help="seconds instead of minutes: shows that it runs, no more")
     add("--only", action="append", metavar="SYSTEM", help="leave the other systems out; repeatable")
     add("--postgres", metavar="DSN", help="measure on this server, as superuser, instead of our own")
@@ -101,11 +102,11 @@ def prepare(benchmark: Benchmark, chosen: argparse.Namespace, announce: Announce
     return results
 
 
-async def run_all(chosen: argparse.Namespace, lab: Lab, announce: Announce) -> list[Results]:
+async def run_all(chosen: argparse.Namespace, lab: Lab, announce: Announce) -> tuple[list[Results], int]:
+    """What came out, and of how many rounds."""
     all_results = [prepare(BENCHMARKS[name], chosen, announce) for name in chosen.names]
-    for results in all_results:
-        await run_interleaved(results, lab, chosen.rounds, announce)
-    return all_results
+    rounds = await run_rounds(all_results, lab, chosen.rounds, announce, chosen.minutes * 60)
+    return all_results, rounds
 
 
 def main() -> int:
@@ -118,13 +119,13 @@ def main() -> int:
         one_postgres(chosen.postgres, Path(folder), durable=not chosen.quick) as dsn,
     ):
         lab = Lab(dsn, QUICK if chosen.quick else FULL, Path(folder))
-        all_results = asyncio.run(run_all(chosen, lab, progress.log))
+        all_results, rounds = asyncio.run(run_all(chosen, lab, progress.log))
         about = asyncio.run(machine.describe(dsn))
     # Piped into a file there is no width to go by, and the usual 80 columns are too few.
     console = Console() if sys.stdout.isatty() else Console(width=120)
     for results in all_results:
         report.print_table(results, console)
-    document = report.as_document(all_results, chosen.rounds, chosen.quick, about)
+    document = report.as_document(all_results, rounds, chosen.quick, about)
     goals.print_goals(goals.Measured(bench=document), console, quick=chosen.quick)
     path = chosen.json or RESULTS / f"bench-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
     report.write_json(document, path)

@@ -6,8 +6,9 @@ a round before the median is taken over the rounds. Rates of different runs are 
 which the host took the processor away is measured again, whoever's turn it was (see steal.py).
 """
 
+import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
@@ -17,7 +18,7 @@ from benchmarks.measuring import Numbers
 from benchmarks.peering import Peer
 from benchmarks.steal import Meter
 
-__all__ = ["Announce", "Benchmark", "Metric", "Results", "System", "run_interleaved"]
+__all__ = ["Announce", "Benchmark", "Metric", "Results", "System", "run_rounds"]
 
 Announce = Callable[[str], None]
 
@@ -30,6 +31,9 @@ class Metric:
     title: str
     better: Literal["higher", "lower"]
     compared: bool = True  # False: systems are asked in different ways, and a ratio would say nothing
+
+
+PEAK_MEMORY = Metric("peak_mb", "server MB", "lower", compared=False)
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,11 @@ class Benchmark:
     @property
     def subject(self) -> str:
         return self.systems[0].name
+
+    @property
+    def told(self) -> tuple[Metric, ...]:
+        """Its own metrics, and what all have."""
+        return (*self.metrics, PEAK_MEMORY)
 
 
 @dataclass
@@ -109,18 +118,37 @@ async def take_turn(system: System, lab: Lab, announce: Announce) -> Numbers:
         announce(f"{turns[-1]['stolen_percent']:.1f} % of the machine was stolen; {system.name} again")
 
 
-async def run_interleaved(results: Results, lab: Lab, rounds: int, announce: Announce) -> None:
-    """One system failing is told at the end and does not take the others' numbers away."""
-    benchmark = results.benchmark
-    rounds = min(rounds, 1) if benchmark.is_aside else rounds
+async def run_round(results: Results, lab: Lab, announce: Announce, title: str) -> None:
+    """Each system takes its turn. One that fails is told of at the end and leaves the others their numbers."""
+    measured: dict[str, Numbers] = {}
+    for system in results.benchmark.systems:
+        if system.name in results.skipped or system.name in results.failures:
+            continue
+        announce(f"{results.benchmark.name}, {title}: {system.name}")
+        try:
+            measured[system.name] = await take_turn(system, lab, announce)
+        except Exception as error:
+            results.failures[system.name] = f"{type(error).__name__}: {error}"
+    results.rounds.append(measured)
+
+
+async def run_rounds(
+    all_results: Sequence[Results], lab: Lab, rounds: int, announce: Announce, seconds: float = math.inf
+) -> int:
+    """All benchmarks once, then all of them once more: how often, at most, and within what time.
+
+    So what goes on beside us falls on all of them alike. Returns how many rounds there was time for.
+    """
+    began = time.monotonic()
     for number in range(1, rounds + 1):
-        measured: dict[str, Numbers] = {}
-        for system in benchmark.systems:
-            if system.name in results.skipped or system.name in results.failures:
+        round_seconds = 0.0
+        for results in all_results:
+            if results.benchmark.is_aside and number > 1:
                 continue
-            announce(f"{benchmark.name}, round {number} of {rounds}: {system.name}")
-            try:
-                measured[system.name] = await take_turn(system, lab, announce)
-            except Exception as error:
-                results.failures[system.name] = f"{type(error).__name__}: {error}"
-        results.rounds.append(measured)
+            turned = time.monotonic()
+            await run_round(results, lab, announce, f"round {number} of {rounds}")
+            round_seconds += 0 if results.benchmark.is_aside else time.monotonic() - turned
+        if number < rounds and time.monotonic() - began + round_seconds > seconds:
+            announce(f"there is no time for more than {number} of {rounds} rounds: see --minutes")
+            return number
+    return rounds

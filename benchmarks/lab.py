@@ -33,13 +33,13 @@ FULL = Scale(
     connections=64,
     callers=16,
     bulk_callers=4,
-    warmup=1.0,
-    seconds=4.0,
+    warmup=0.7,
+    seconds=3.0,
     drain_jobs=40_000,
-    drain_seconds=6.0,
+    drain_seconds=5.0,
     latency_rate=50.0,
     busy_rate=800.0,
-    latency_seconds=6.0,
+    latency_seconds=5.0,
     turns=4,
 )
 QUICK = Scale(
@@ -76,7 +76,7 @@ class ServerMemory:
 class RetakeBudget:
     """How long a whole run may go on taking turns again: on a host that is never quiet it must end, too."""
 
-    def __init__(self, seconds: float = 300.0) -> None:
+    def __init__(self, seconds: float = 120.0) -> None:
         self._left = seconds
 
     @property

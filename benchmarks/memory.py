@@ -11,7 +11,7 @@ from benchmarks.lab import QUICK, Lab
 from benchmarks.measuring import Numbers
 
 # Longer than all that looks for work in turns takes for its first round.
-REST_SECONDS = 8.0
+REST_SECONDS = 6.0
 
 
 async def run_foreman(lab: Lab) -> Numbers:

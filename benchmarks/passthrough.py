@@ -45,7 +45,7 @@ async def target(lab: Lab) -> AsyncIterator[int]:
 
 
 def _calls(lab: Lab, callers: int) -> int:
-    return 3 if lab.scale == QUICK else max(4, 15 // callers)
+    return 3 if lab.scale == QUICK else max(4, 10 // callers)
 
 
 async def _streams(lab: Lab, port: int, callers: int) -> Numbers:

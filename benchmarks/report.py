@@ -14,7 +14,7 @@ from benchmarks.harness import Benchmark, Metric, Results
 
 def print_table(results: Results, console: Console) -> None:
     benchmark = results.benchmark
-    metrics = [metric for metric in benchmark.metrics if _was_measured(results, metric)]
+    metrics = [metric for metric in benchmark.told if _was_measured(results, metric)]
     table = Table(title=f"{benchmark.name}: {benchmark.question}", title_justify="left")
     table.add_column("system")
     for metric in metrics:
@@ -73,7 +73,7 @@ def _benchmark_document(results: Results) -> dict[str, Any]:
     benchmark = results.benchmark
     return {
         "question": benchmark.question,
-        "metrics": [asdict(metric) for metric in benchmark.metrics],
+        "metrics": [asdict(metric) for metric in benchmark.told],
         "subject": benchmark.subject,
         "medians": {system.name: _medians(results, system.name) for system in benchmark.systems},
         "ratios": {system.name: _ratios(results, benchmark, system.name) for system in benchmark.systems[1:]},

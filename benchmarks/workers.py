@@ -46,7 +46,7 @@ async def _waiting_claims(lab: Lab) -> Numbers:
                 "waiting_claims",
                 submit_port=first.port,
                 claim_port=second.port,
-                jobs=20 if lab.scale == QUICK else 200,
+                jobs=20 if lab.scale == QUICK else 100,
             )
         )
 

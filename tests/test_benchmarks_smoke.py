@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import smoke, venvs
-from benchmarks.harness import Benchmark, Metric, Results, System, run_interleaved, take_turn
+from benchmarks.harness import Benchmark, Metric, Results, System, run_rounds, take_turn
 from benchmarks.http_load import load, with_keys
 from benchmarks.lab import FULL, QUICK, Lab
 from benchmarks.measuring import closed_loop, departures, percentile
@@ -226,11 +226,29 @@ async def test_systems_take_turns_and_one_that_fails_leaves_the_others_their_num
 
     benchmark = Benchmark("b", "?", (RATE,), (system("a"), system("b", fails=True), system("c")))
     results = Results(benchmark)
-    await run_interleaved(results, Lab("", QUICK, tmp_path), rounds=2, announce=lambda _: None)
+    await run_rounds([results], Lab("", QUICK, tmp_path), rounds=2, announce=lambda _: None)
 
     assert turns == ["a", "b", "c", "a", "c"]
     assert results.failures == {"b": "RuntimeError: out of order"}
     assert results.values("c", "per_second") == [1.0, 1.0]
+
+
+async def test_benchmarks_take_turns_by_rounds_and_one_that_stands_aside_has_one(tmp_path: Path) -> None:
+    turns: list[str] = []
+
+    def benchmark(name: str, *, is_aside: bool = False) -> Results:
+        async def run_once(_: Lab) -> dict[str, float]:
+            turns.append(name)
+            return {"per_second": 1.0}
+
+        return Results(Benchmark(name, "?", (RATE,), (System("s", run_once),), is_aside=is_aside))
+
+    both = [benchmark("a"), benchmark("aside", is_aside=True)]
+    lab = Lab("", QUICK, tmp_path)
+
+    assert await run_rounds(both, lab, rounds=2, announce=lambda _: None) == 2
+    assert turns == ["a", "aside", "a"]
+    assert await run_rounds(both, lab, rounds=5, announce=lambda _: None, seconds=0) == 1
 
 
 @pytest.mark.parametrize(
