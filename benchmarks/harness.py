@@ -119,7 +119,7 @@ async def take_turn(system: System, lab: Lab, announce: Announce) -> Numbers:
 
 
 async def run_round(results: Results, lab: Lab, announce: Announce, title: str) -> None:
-    """Each system takes its turn. One that fails is told of at the end and leaves the others their numbers."""
+    """Each system takes its turn. One that fails is told of at the end and leaves others their numbers."""
     measured: dict[str, Numbers] = {}
     for system in results.benchmark.systems:
         if system.name in results.skipped or system.name in results.failures:
