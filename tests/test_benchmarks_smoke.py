@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks import smoke, venvs
+from benchmarks import node_packages, smoke, venvs
 from benchmarks.harness import Benchmark, Metric, Results, System, run_rounds, take_turn
 from benchmarks.http_load import load, with_keys
 from benchmarks.lab import FULL, QUICK, Lab
 from benchmarks.measuring import closed_loop, departures, percentile
 from benchmarks.node_packages import MANIFEST
-from benchmarks.peering import QUEUES
+from benchmarks.peering import PG_BOSS, QUEUES
 from benchmarks.steal import Meter
 from tests.patience import pretend_to_work
 
@@ -291,6 +291,22 @@ def test_a_peer_that_needs_a_newer_python_than_there_is_says_so(monkeypatch: pyt
 
     with pytest.raises(venvs.CannotInstall, match=r"needs Python ≥ 3\.99; found 3\."):
         venvs.suitable_python((3, 99))
+
+
+def test_a_peer_for_node_on_a_machine_with_an_old_one_and_no_npm_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = tmp_path / "node"
+    node.write_text("#!/bin/sh\necho v20.20.2\n")
+    node.chmod(0o755)
+    monkeypatch.setattr(node_packages, "RUNTIME", tmp_path / "runtime")
+    monkeypatch.setattr(node_packages, "FOLDER", tmp_path / "packages")
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+
+    with pytest.raises(
+        venvs.CannotInstall, match=r"needs node ≥ 22\.18; found 20\.20\.2, and there is no npm"
+    ):
+        PG_BOSS.packages.make_ready()
 
 
 def test_what_the_peers_for_node_need_is_pinned_to_exact_versions() -> None:
