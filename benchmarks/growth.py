@@ -223,7 +223,7 @@ def main() -> None:
         with EmbeddedPostgres(Path(folder) / "data", durable=not chosen.quick) as server:
             lab = Lab(server.dsn, QUICK if chosen.quick else FULL, Path(folder))
             document = asyncio.run(run(lab, chosen, progress))
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console = Console() if sys.stdout.isatty() else Console(width=140)
     print_table(document, console)
     goals.print_goals(goals.Measured(growth=document), console, quick=chosen.quick)
     path = chosen.json or RESULTS / f"growth-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"

@@ -152,7 +152,6 @@ def _metrics() -> tuple[Metric, ...]:
         for callers in CONCURRENCIES
         for what, title, compared in (
             ("added_ttft_p50_ms", "first p50", True),
-            ("added_ttft_p99_ms", "p99", False),
             ("added_total_p50_ms", "last p50", False),
             ("server_cpu_ms", "server CPU ms", False),
         )

@@ -70,10 +70,10 @@ def _colour(system: str) -> str:
 
 def _latency(measured: Measured) -> dict[str, str]:
     drawn = {}
-    for name, rate, prefix in (("latency-50", 50, ""), ("latency-800", 800, "busy_")):
+    for name, rate in (("latency", 50), ("busy", 800)):
         bars = [
-            *_bars(measured, "latency", f"{prefix}p50_ms", ", p50"),
-            *_bars(measured, "latency", f"{prefix}p99_ms", ", p99"),
+            *_bars(measured, name, "p50_ms", ", p50"),
+            *_bars(measured, name, "p99_ms", ", p99"),
         ]
         if bars:
             title = f"From enqueue to start at {rate} jobs a second"

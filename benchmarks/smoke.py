@@ -8,7 +8,18 @@ import sys
 from pathlib import Path
 
 SYSTEMS = ("foreman", "bare route", "raw inserts")
-BENCHMARKS = ("enqueue", "bulk", "drain", "workers", "latency", "webhooks", "passthrough", "memory", "replay")
+BENCHMARKS = (
+    "enqueue",
+    "bulk",
+    "drain",
+    "workers",
+    "latency",
+    "busy",
+    "webhooks",
+    "passthrough",
+    "memory",
+    "replay",
+)
 
 
 def bench_command(numbers: Path | None = None) -> list[str]:

@@ -83,7 +83,7 @@ async def listen(dsn: str, expected: int, limit: int = 20, pool_size: int = 8) -
 
 
 async def submit(dsn: str, rate: float, seconds: float) -> int:
-    async with _pool(dsn, 4) as pool:
+    async with _pool(dsn, 16) as pool:
         oban = Oban(pool=pool)
 
         async def send(number: int) -> None:

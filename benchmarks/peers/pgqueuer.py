@@ -90,7 +90,7 @@ async def listen(dsn: str, expected: int, batch_size: int = 10, pool_size: int =
 
 
 async def submit(dsn: str, rate: float, seconds: float) -> int:
-    async with asyncpg.create_pool(dsn, min_size=4, max_size=4) as pool:
+    async with asyncpg.create_pool(dsn, min_size=16, max_size=16) as pool:
         queries = Queries.from_asyncpg_pool(pool)
 
         async def send(number: int) -> None:

@@ -82,7 +82,7 @@ async def listen(dsn: str, expected: int, concurrency: int = 16, pool_size: int 
 
 
 async def submit(dsn: str, rate: float, seconds: float) -> int:
-    app = _app(dsn, 4)
+    app = _app(dsn, 16)
     task = _noop_task(app)
     async with app.open_async():
 

@@ -81,7 +81,7 @@ async def listen(dsn: str, expected: int, concurrency: int = 10, connections: in
 
 
 async def submit(dsn: str, rate: float, seconds: float) -> int:
-    async with _queue(dsn, 4) as queue:
+    async with _queue(dsn, 16) as queue:
 
         async def send(number: int) -> None:
             await queue.enqueue("noop", text=payload_text(), sent_at=time.time())

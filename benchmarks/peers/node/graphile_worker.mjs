@@ -92,7 +92,7 @@ async function listen({ dsn, expected }) {
 }
 
 function submit({ dsn, rate, seconds }) {
-  return utils(dsn, 4, (worker) =>
+  return utils(dsn, 16, (worker) =>
     paced(() => worker.addJob("noop", { sent_at: now(), text: payloadText() }), { rate, seconds }),
   );
 }

@@ -9,7 +9,15 @@ const LATENCY = { batchSize: 10, pollingIntervalSeconds: 0.5, notifyPollingInter
 const DRAIN = { batchSize: 1000, localConcurrency: 3, burstWhenBatchFull: true, pollingIntervalSeconds: 0.5 };
 
 async function boss(dsn, connections, use, more = {}) {
-  const started = new PgBoss({ connectionString: dsn, max: connections, schedule: false, supervise: false, ...more });
+  const started = new PgBoss({
+    connectionString: dsn,
+    max: connections,
+    // On a machine that stalls it would rather give up than wait.
+    connectionTimeoutMillis: 60_000,
+    schedule: false,
+    supervise: false,
+    ...more,
+  });
   started.on("error", (problem) => {
     throw problem;
   });
@@ -69,7 +77,7 @@ function listen({ dsn, expected }) {
 }
 
 function submit({ dsn, rate, seconds }) {
-  return boss(dsn, 4, (started) =>
+  return boss(dsn, 16, (started) =>
     paced(() => started.send(QUEUE, { sent_at: now(), text: payloadText() }), { rate, seconds }),
   );
 }
