@@ -85,7 +85,7 @@ def _passthrough(measured: Measured) -> dict[str, str]:
     bars = [
         bar
         for callers in (1, 16, 64)
-        for bar in _bars(measured, "passthrough", f"added_ttft_p50_ms_{callers}", f", {callers} callers")
+        for bar in _bars(measured, "passthrough", f"added_ttft_p50_ms_{callers}", f", {callers} at once")
         if bar.value > 0
     ]
     title = "Added to the first word of a stream, p50"
