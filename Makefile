@@ -19,7 +19,7 @@ COMPILE_LOCK := $(VENV_PYTHON) -m uv pip compile pyproject.toml --universal --py
 # Targets share one environment: two installs into it at once would spoil it.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup run test lint format openapi bench bench-growth lock clean
+.PHONY: help setup run test lint format openapi bench bench-growth bench-report bench-smoke lock clean
 
 help: ## List the targets
 	@echo "Usage: make <target> [ARGS=\"…\"]"
@@ -51,8 +51,14 @@ openapi: .venv/.ready ## Write openapi/openapi.json from the code
 bench: .venv/.ready ## Measure against a bare server and other queues, as ratios
 	@$(VENV_PYTHON) -m benchmarks $(ARGS)
 
-bench-growth: .venv/.ready ## Do claims get slower with 10 million finished jobs? (ARGS="--quick")
+bench-growth: .venv/.ready ## Is it as fast with 10 million finished jobs? (ARGS="--quick")
 	@$(VENV_PYTHON) -m benchmarks.growth $(ARGS)
+
+bench-report: .venv/.ready ## Write the last results of both into docs/benchmarks.md, with plots
+	@$(VENV_PYTHON) -m benchmarks.document $(ARGS)
+
+bench-smoke: .venv/.ready ## Do the benchmarks still run? Small, and their numbers mean nothing
+	@$(VENV_PYTHON) -m benchmarks.smoke $(ARGS)
 
 lock: .venv/.ready-dev ## Bring the lock files up to pyproject.toml (ARGS=--upgrade for newest versions)
 	@$(COMPILE_LOCK) $(ARGS) --group build -o requirements.lock

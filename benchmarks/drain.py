@@ -5,16 +5,18 @@ rate is what was finished between the first claim and the last completion: start
 """
 
 import asyncio
+import json
 import time
 from dataclasses import dataclass
 
 import asyncpg
 
-from benchmarks import foreman, venvs
-from benchmarks.harness import Aim, Benchmark, Metric, System
+from benchmarks import foreman
+from benchmarks.harness import Benchmark, Metric, System
 from benchmarks.lab import Lab
-from benchmarks.measuring import Numbers
-from benchmarks.processes import Service, free_port, script_command
+from benchmarks.measuring import Numbers, as_numbers
+from benchmarks.peering import QUEUES, Peer
+from benchmarks.processes import Service, free_port
 
 FIRST_CLAIM_SECONDS = 180.0
 # Often enough to notice the end, seldom enough not to be part of the load.
@@ -25,18 +27,6 @@ SELECT count(*) FILTER (WHERE state = 'done'),
        min(started_at),
        max(completed_at) FILTER (WHERE state = 'done')
 FROM jobs
-"""
-PGQUEUER_PROGRESS = """
-SELECT count(*) FILTER (WHERE status = 'successful'),
-       min(created) FILTER (WHERE status = 'picked'),
-       max(created) FILTER (WHERE status = 'successful')
-FROM pgqueuer_log
-"""
-PROCRASTINATE_PROGRESS = """
-SELECT count(*) FILTER (WHERE type = 'succeeded'),
-       min(at) FILTER (WHERE type = 'started'),
-       max(at) FILTER (WHERE type = 'succeeded')
-FROM procrastinate_events
 """
 
 
@@ -51,13 +41,13 @@ async def _progress(connection: asyncpg.Connection, question: str) -> Progress:
     return Progress(finished, (ended - began).total_seconds() if finished else 0.0)
 
 
-async def drained(lab: Lab, dsn: str, question: str, worker: Service) -> Numbers:
+async def drained(lab: Lab, dsn: str, question: str, worker: Service, jobs: int) -> Numbers:
     """Watch until all is done; a slow system is stopped in mid-work and judged by what it did until then."""
     connection = await asyncpg.connect(dsn)
     try:
         give_up = time.monotonic() + FIRST_CLAIM_SECONDS
         seen = Progress(0, 0.0)
-        while seen.finished < lab.scale.drain_jobs and time.monotonic() < give_up:
+        while seen.finished < jobs and time.monotonic() < give_up:
             await asyncio.sleep(POLL_SECONDS)
             worker.must_be_running()
             before, seen = seen, await _progress(connection, question)
@@ -67,6 +57,10 @@ async def drained(lab: Lab, dsn: str, question: str, worker: Service) -> Numbers
         await connection.close()
     if not seen.seconds:
         raise RuntimeError(f"{seen.finished} jobs were finished within {FIRST_CLAIM_SECONDS:.0f} s")
+    return _rate(seen)
+
+
+def _rate(seen: Progress) -> Numbers:
     return {"per_second": seen.finished / seen.seconds, "finished": float(seen.finished)}
 
 
@@ -76,22 +70,29 @@ async def run_foreman(lab: Lab) -> Numbers:
         await foreman.fill(server.port, lab.scale.drain_jobs)
     await lab.settle_down(dsn)
     async with foreman.service(lab, dsn, "worker", free_port()) as worker:
-        return await drained(lab, dsn, FOREMAN_PROGRESS, worker)
+        return await drained(lab, dsn, FOREMAN_PROGRESS, worker, lab.scale.drain_jobs)
 
 
-def peer(name: str, question: str) -> System:
-    python, module = venvs.python_of(name), f"benchmarks.peers.{name}"
-
+def peer_system(peer: Peer) -> System:
     async def run_once(lab: Lab) -> Numbers:
-        dsn = await lab.fresh_database(name)
-        await lab.measure(python, module, "install", dsn=dsn)
-        await lab.measure(python, module, "fill", dsn=dsn, jobs=lab.scale.drain_jobs)
+        jobs = min(lab.scale.drain_jobs, peer.most_jobs)
+        dsn = await peer.installed(lab)
+        await peer.ask(lab, "fill", dsn=dsn, jobs=jobs)
         await lab.settle_down(dsn)
-        command = script_command(python, module, "work", {"dsn": dsn})
-        async with lab.service(f"{name}-drain", command) as worker:
-            return await drained(lab, dsn, question, worker)
+        patience = lab.scale.drain_seconds
+        command = peer.packages.command("work", {"dsn": dsn, "jobs": jobs, "patience": patience})
+        async with lab.service(f"{peer.name}-drain", command, answers=peer.progress is None) as worker:
+            if peer.progress is None:
+                return await _told(worker)
+            return await drained(lab, dsn, peer.progress, worker, jobs)
 
-    return System(name, run_once, peer=name)
+    return System(peer.name, run_once, peer=peer)
+
+
+async def _told(worker: Service) -> Numbers:
+    """What the worker itself says of its progress, where the tables keep nothing of it."""
+    said = as_numbers(json.loads(await worker.next_line(FIRST_CLAIM_SECONDS)))
+    return _rate(Progress(int(said["finished"]), said["seconds"]))
 
 
 BENCHMARK = Benchmark(
@@ -100,8 +101,6 @@ BENCHMARK = Benchmark(
     metrics=(Metric("per_second", "jobs/s", "higher"),),
     systems=(
         System("foreman", run_foreman),
-        peer("pgqueuer", PGQUEUER_PROGRESS),
-        peer("procrastinate", PROCRASTINATE_PROGRESS),
+        *(peer_system(peer) for peer in QUEUES),
     ),
-    aims=(Aim("pgqueuer", "per_second", 1.0),),
 )

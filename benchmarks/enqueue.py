@@ -7,21 +7,22 @@ which have no HTTP of their own, by callers inside one process, each waiting for
 import sys
 from pathlib import Path
 
-from benchmarks import foreman, venvs
-from benchmarks.harness import Aim, Benchmark, Metric, System
+from benchmarks import foreman
+from benchmarks.harness import Benchmark, Metric, System
 from benchmarks.http_client import until_answering
 from benchmarks.lab import Lab
 from benchmarks.measuring import Numbers, as_numbers
-from benchmarks.processes import Service, free_port
+from benchmarks.peering import QUEUES, Peer
+from benchmarks.processes import Service, free_port, script_command
 
 OUR_PYTHON = Path(sys.executable)
 
 
-async def _load(lab: Lab, port: int, server: Service) -> Numbers:
+async def _load(lab: Lab, port: int, server: Service, *, keyed: bool = False) -> Numbers:
     answer = await lab.measure(
         OUR_PYTHON,
         "benchmarks.http_load",
-        "load",
+        "load_keyed" if keyed else "load",
         port=port,
         path="/jobs",
         body=foreman.job_body().decode(),
@@ -34,12 +35,17 @@ async def _load(lab: Lab, port: int, server: Service) -> Numbers:
     return as_numbers(answer)
 
 
-async def run_foreman(lab: Lab) -> Numbers:
+async def run_foreman(lab: Lab, *, keyed: bool = False) -> Numbers:
     """An API that no worker drains, so that only taking in is measured."""
     dsn = await lab.fresh_database("foreman")
     async with foreman.running(lab, dsn, "api") as server:
         await lab.settle_down(dsn)
-        return await _load(lab, server.port, server.service)
+        return await _load(lab, server.port, server.service, keyed=keyed)
+
+
+async def run_foreman_keyed(lab: Lab) -> Numbers:
+    """The same, each request with an idempotency key and a trace of its own."""
+    return await run_foreman(lab, keyed=True)
 
 
 async def run_bare_route(lab: Lab) -> Numbers:
@@ -59,35 +65,25 @@ async def run_bare_route(lab: Lab) -> Numbers:
         return await _load(lab, port, server)
 
 
-async def _enqueue_calls(lab: Lab, dsn: str, python: Path, module: str) -> Numbers:
+def _arguments(lab: Lab, dsn: str) -> dict[str, object]:
     scale = lab.scale
-    await lab.settle_down(dsn)
-    answer = await lab.measure(
-        python,
-        module,
-        "enqueue",
-        dsn=dsn,
-        callers=scale.callers,
-        warmup=scale.warmup,
-        seconds=scale.seconds,
-    )
-    return as_numbers(answer)
+    return {"dsn": dsn, "callers": scale.callers, "warmup": scale.warmup, "seconds": scale.seconds}
 
 
 async def run_raw_inserts(lab: Lab) -> Numbers:
     dsn = await lab.fresh_database("raw")
-    return await _enqueue_calls(lab, dsn, OUR_PYTHON, "benchmarks.raw_inserts")
+    await lab.settle_down(dsn)
+    command = script_command(OUR_PYTHON, "benchmarks.raw_inserts", "enqueue", _arguments(lab, dsn))
+    return as_numbers(await lab.run(command))
 
 
-def peer(name: str) -> System:
-    python, module = venvs.python_of(name), f"benchmarks.peers.{name}"
-
+def peer_system(peer: Peer) -> System:
     async def run_once(lab: Lab) -> Numbers:
-        dsn = await lab.fresh_database(name)
-        await lab.measure(python, module, "install", dsn=dsn)
-        return await _enqueue_calls(lab, dsn, python, module)
+        dsn = await peer.installed(lab)
+        await lab.settle_down(dsn)
+        return as_numbers(await peer.ask(lab, "enqueue", **_arguments(lab, dsn)))
 
-    return System(name, run_once, peer=name)
+    return System(peer.name, run_once, peer=peer)
 
 
 BENCHMARK = Benchmark(
@@ -101,14 +97,9 @@ BENCHMARK = Benchmark(
     ),
     systems=(
         System("foreman", run_foreman),
+        System("foreman, keyed", run_foreman_keyed),
         System("bare route", run_bare_route),
         System("raw inserts", run_raw_inserts),
-        peer("pgqueuer"),
-        peer("procrastinate"),
-    ),
-    aims=(
-        Aim("bare route", "per_second", 0.4),
-        Aim("pgqueuer", "per_second", 2.0),
-        Aim("procrastinate", "per_second", 2.0),
+        *(peer_system(peer) for peer in QUEUES),
     ),
 )

@@ -2,15 +2,13 @@
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import cast
 
 from benchmarks.http_client import ask, connect, prepared_request
-from benchmarks.http_load import cpu_seconds
 from benchmarks.measuring import Numbers, percentile
+from benchmarks.procfs import cpu_seconds, resident_megabytes
 from benchmarks.scripting import main
 
 PATIENCE_SECONDS = 90.0
@@ -167,17 +165,11 @@ async def waiting_worker(post_port: int, read_port: int, events: int) -> Numbers
     return {"p50_ms": percentile(latencies, 0.50) * 1000, "p99_ms": percentile(latencies, 0.99) * 1000}
 
 
-def memory_megabytes(pid: int) -> float:
-    """The resident memory of a process, where the system tells (Linux)."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
 async def idle(port: int, pid: int, streams: int, seconds: float) -> Numbers:
     """What streams cost on which nothing happens."""
     ids = await submit_idle(port, streams)
     await asyncio.sleep(1)
-    before = memory_megabytes(pid)
+    before = resident_megabytes(pid) or 0.0
     greeted = await come_back(port, ids, at_once=100)
     await asyncio.sleep(1)
     used, began = cpu_seconds(pid), time.perf_counter()
@@ -185,7 +177,7 @@ async def idle(port: int, pid: int, streams: int, seconds: float) -> Numbers:
     spent = (cpu_seconds(pid) or 0.0) - (used or 0.0)
     return {
         "streams": float(greeted),
-        "megabytes": memory_megabytes(pid) - before,
+        "megabytes": (resident_megabytes(pid) or 0.0) - before,
         "core_percent": 100 * spent / (time.perf_counter() - began),
     }
 

@@ -168,6 +168,7 @@ RELAY = Benchmark(
         System("same replica", lambda lab: relay(lab, other=False)),
         System("other replica", lambda lab: relay(lab, other=True)),
     ),
+    is_aside=True,
 )
 FANOUT = Benchmark(
     name="fanout",
@@ -183,6 +184,7 @@ FANOUT = Benchmark(
         System("other replica", lambda lab: fanout(lab, other=True)),
         System("other, no LISTEN", lambda lab: fanout(lab, other=True, listen=False)),
     ),
+    is_aside=True,
 )
 STREAMS = Benchmark(
     name="streams",
@@ -196,5 +198,6 @@ STREAMS = Benchmark(
         Metric("storm_ratio", "ratio", "lower"),
     ),
     systems=(System("foreman", streams),),
+    is_aside=True,
 )
 BENCHMARKS = (RELAY, FANOUT, STREAMS)

@@ -1,5 +1,6 @@
 """Submits to Foreman at a fixed rate, in a process of its own, then asks each job when it began and ended."""
 
+import asyncio
 import time
 from datetime import datetime
 from typing import Any
@@ -10,6 +11,7 @@ from benchmarks.measuring import Numbers, paced, payload_text, percentile
 from benchmarks.scripting import main
 
 SETTLE_SECONDS = 30
+ASKERS = 4
 
 
 class Submitter:
@@ -28,14 +30,21 @@ class Submitter:
         self.sent_at[accepted["job_id"]] = sent_at
         self._idle.append(connection)
 
-    async def finished(self, job_id: str) -> dict[str, Any]:
-        if not self._idle:
-            self._idle.append(await connect(self._port))
-        path = f"/jobs/{job_id}?wait={SETTLE_SECONDS}"
-        job: Any = await ask(self._idle[-1], "GET", path, b"", 200)
-        if job["state"] != "done":
-            raise RuntimeError(f"job {job_id} is {job['state']}, not done")
-        found: dict[str, Any] = job
+    async def finished(self) -> list[tuple[float, dict[str, Any]]]:
+        """All that were sent: when, and how they ended."""
+        left = iter(self.sent_at.items())
+        found: list[tuple[float, dict[str, Any]]] = []
+
+        async def keep_asking() -> None:
+            connection = await connect(self._port)
+            for job_id, sent_at in left:
+                job: Any = await ask(connection, "GET", f"/jobs/{job_id}?wait={SETTLE_SECONDS}", b"", 200)
+                if job["state"] != "done":
+                    raise RuntimeError(f"job {job_id} is {job['state']}, not done")
+                found.append((sent_at, job))
+            connection.transport.close()
+
+        await asyncio.gather(*(keep_asking() for _ in range(ASKERS)))
         return found
 
 
@@ -46,16 +55,13 @@ def _seconds(moment: str) -> float:
 async def submit(port: int, rate: float, seconds: float) -> Numbers:
     warm = Submitter(port)
     await paced(warm.send, rate=rate, seconds=min(1.0, seconds))
-    for job_id in warm.sent_at:
-        await warm.finished(job_id)
+    await warm.finished()
 
     submitter = Submitter(port)
     await paced(submitter.send, rate=rate, seconds=seconds)
-    started, done = [], []
-    for job_id, sent_at in submitter.sent_at.items():
-        job = await submitter.finished(job_id)
-        started.append(_seconds(job["started_at"]) - sent_at)
-        done.append(_seconds(job["completed_at"]) - sent_at)
+    ended = await submitter.finished()
+    started = [_seconds(job["started_at"]) - sent_at for sent_at, job in ended]
+    done = [_seconds(job["completed_at"]) - sent_at for sent_at, job in ended]
     return {
         "p50_ms": percentile(started, 0.50) * 1000,
         "p99_ms": percentile(started, 0.99) * 1000,

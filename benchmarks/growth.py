@@ -1,80 +1,46 @@
-"""Does anything get slower as the tables grow? Claims on an empty and on a grown database, in turns.
+"""Is it as fast with ten million finished jobs, and while nothing dead can be cleaned away?
 
-`make bench-growth`, or `python -m benchmarks.growth --help`. Both databases live on one PostgreSQL of ours.
-The grown one has millions of finished jobs, a million scheduled ones, a hundred thousand behind two busy
-keys, and a transaction held open all along, so that nothing dead can be cleaned away. In each the same little
-work is done over and over, a few jobs in and out, and the claims are timed. Only the ratio means anything.
+`make bench-growth`, or `python -m benchmarks.growth --help`. Two databases on one PostgreSQL of ours: an
+empty one, and one with millions of finished jobs and a million scheduled ones in ten thousand queues. Jobs
+are submitted to each over HTTP at a steady rate: to a plain queue, to one whose callers take turns
+(`fair_by`), to one with a limit (`max_running`). On the grown one a transaction is held open all along, so
+that no vacuum can take anything away. Told is what rate was held, how long jobs waited, and what dead rows
+were left.
 """
 
 import argparse
 import asyncio
 import json
-import statistics
+import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-import asyncpg
+from rich.console import Console
+from rich.table import Table
 
 from app.embedded import EmbeddedPostgres
-from app.jobs.ids import new_id
-from app.jobs.states import Verb
-from app.jobs.submission import NewJob
-from app.store.claims import Claimant, Claims
-from app.store.database import Database
-from app.store.enqueue import enqueue
-from app.store.idempotency import Submission
-from app.store.migrate import migrate
-from app.store.queues import QueueBook
-from app.store.settle import Settlement, settle
+from benchmarks import foreman, goals, growth_database, machine, procfs, report
+from benchmarks.growth_database import Look, Run
+from benchmarks.http_client import AskingConnection, ask, connect
+from benchmarks.lab import FULL, QUICK, Lab
+from benchmarks.measuring import Numbers, as_numbers, percentile
 
-BATCH = 10
-STEP = 200_000
-WARM_UP_ROUNDS = 50
-
-FILL = """
-INSERT INTO jobs (id, tenant, queue, lane, kind, state, reason, payload, run_at, completed_at, started_at,
-                  gate, concurrency_key, seq)
-SELECT lpad(to_hex(n + $1::bigint), 26, '0'), 'default',
-    CASE WHEN $2 = 'gated' THEN 'keyed' ELSE 'default' END, 'noop', 'noop',
-    CASE WHEN $2 = 'done' THEN 'done' ELSE 'queued' END,
-    CASE $2 WHEN 'scheduled' THEN 'scheduled' WHEN 'gated' THEN 'key_busy' END, $3,
-    CASE WHEN $2 = 'scheduled' THEN now() + interval '30 days' + n * interval '1 second' ELSE now() END,
-    CASE WHEN $2 = 'done' THEN now() END, CASE WHEN $2 = 'done' THEN now() END,
-    CASE WHEN $2 = 'gated' THEN 'key' END, CASE WHEN $2 = 'gated' THEN 'busy/' || n % 2 END, 4
-FROM generate_series(1, $4::int) n
-"""
-PAYLOAD = json.dumps({"note": "x" * 100})
-
-
-@dataclass
-class Side:
-    """One of the two databases, and what its claims took."""
-
-    name: str
-    database: Database
-    claims: Claims
-    seconds: list[float] = field(default_factory=list)
-
-    @classmethod
-    async def open(cls, name: str, dsn: str) -> "Side":
-        database = Database(dsn, size=2)
-        await database.open()
-        return cls(name, database, Claims(database, QueueBook(database)))
-
-    async def round(self) -> float:
-        """A few jobs in, claimed, and out; what the claim took."""
-        jobs = [NewJob(new_id(), "default", "default", "noop", "noop", PAYLOAD) for _ in range(BATCH)]
-        await enqueue(self.database, [Submission([job]) for job in jobs])
-        began = time.perf_counter()
-        claimed = await self.claims.claim("default", ["noop"], [Claimant("bench", BATCH, 60)])
-        took = time.perf_counter() - began
-        assert len(claimed.answers) == BATCH
-        done = [Settlement(job.id, job.lease_token, Verb.COMPLETE, result="null") for job in claimed.answers]
-        await settle(self.database, done)
-        return took
+RESULTS = Path(__file__).resolve().parent / "results"
+QUEUES: dict[str, dict[str, object]] = {
+    "plain": {},
+    "fair": {"fair_by": "customer"},
+    "limited": {"max_running": 64},
+}
+# What is still waiting when the last job was sent gets so long, at most.
+DRAIN_SECONDS = 120.0
+WARM_UP_SECONDS = 5.0
+LIVE_STATES = ("queued", "loading", "working")
+MOST_PARTS = 60
+# Of the window: the end of it is where a growing trouble shows.
+LAST_PART = 0.2
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -82,105 +48,187 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--finished", type=int, default=10_000_000, help="finished jobs (10 million)")
     add("--scheduled", type=int, default=1_000_000, help="jobs scheduled for next month (1 million)")
-    add("--gated", type=int, default=100_000, help="jobs behind two busy keys of another queue (100,000)")
-    add(
-        "--seconds",
-        type=float,
-        default=300,
-        help="how long the transaction is held open (300)",
-    )
+    add("--queues", type=int, default=10_000, help="queues that they are spread over (10,000)")
+    add("--rate", type=float, default=800, help="jobs submitted a second (800)")
+    add("--seconds", type=float, default=300, help="how long the transaction is held open (300)")
+    add("--empty-seconds", type=float, default=60, help="how long the empty database is measured (60)")
+    add("--only", action="append", choices=list(QUEUES), help="only this queue; repeatable")
     add("--quick", action="store_true", help="small numbers: shows that it runs, no more")
-    add("--json", type=Path, help="where the numbers go")
+    add("--json", type=Path, metavar="FILE", help="where the numbers go; by default benchmarks/results/")
     chosen = parser.parse_args(arguments)
     if chosen.quick:
-        chosen.finished, chosen.scheduled, chosen.gated, chosen.seconds = 20_000, 5_000, 2_000, 5
+        chosen.finished, chosen.scheduled, chosen.queues = 20_000, 5_000, 200
+        chosen.rate, chosen.seconds, chosen.empty_seconds = 200, 3, 2
+    chosen.only = chosen.only or list(QUEUES)
     return chosen
 
 
-async def make(server: EmbeddedPostgres, name: str) -> str:
-    admin = await asyncpg.connect(server.dsn)
-    await admin.execute(f'CREATE DATABASE "{name}"')
-    await admin.close()
-    await migrate(server.dsn_for(name))
-    return server.dsn_for(name)
+async def grow(lab: Lab, chosen: argparse.Namespace, console: Console) -> str:
+    dsn = await lab.fresh_database("grown")
+    async with foreman.running(lab, dsn, "api") as server:
+        console.log(f"filling in {chosen.scheduled:,} scheduled jobs")
+        await growth_database.fill_scheduled(server.port, chosen.scheduled, chosen.queues)
+        console.log(f"filling in {chosen.finished:,} finished jobs")
+        await growth_database.fill_finished(dsn, chosen.finished, chosen.queues)
+    await growth_database.tidy(dsn)
+    return dsn
 
 
-async def grow(dsn: str, chosen: argparse.Namespace) -> None:
-    connection = await asyncpg.connect(dsn)
-    first = 0
-    for kind in ("done", "scheduled", "gated"):
-        wanted = {"done": chosen.finished, "scheduled": chosen.scheduled, "gated": chosen.gated}[kind]
-        print(f"filling in {wanted:,} jobs ({kind}) …", flush=True)
-        for start in range(0, wanted, STEP):
-            number = min(STEP, wanted - start)
-            await connection.execute(FILL, first, kind, PAYLOAD, number, timeout=600)
-            first += number
-    await connection.execute("VACUUM ANALYZE jobs", timeout=3600)
-    await connection.close()
+async def measure(
+    lab: Lab, dsn: str, queue: str, chosen: argparse.Namespace, *, held: bool
+) -> dict[str, Any]:
+    """One queue on one database: jobs at the given rate for a while, and what became of them."""
+    async with foreman.running(lab, dsn, "all") as server:
+        connection = await connect(server.port)
+        await ask(connection, "PUT", f"/queues/{queue}", json.dumps(QUEUES[queue]).encode(), 201)
+        await _submitted(lab, server.port, "warm-up", chosen.rate, min(WARM_UP_SECONDS, chosen.seconds))
+        look = await Look.at(dsn)
+        release = await growth_database.hold_open(dsn) if held else None
+        try:
+            seconds = chosen.seconds if held else chosen.empty_seconds
+            window = await _submitted(lab, server.port, queue, chosen.rate, seconds)
+            await _until_finished(connection, queue)
+            dead = await look.dead_tuples()
+        finally:
+            if release is not None:
+                release()
+        peak = procfs.peak_megabytes(server.service.pid)
+        connection.transport.close()
+    runs = await look.runs(queue)
+    await growth_database.tidy(dsn)
+    left = await look.dead_tuples()
+    await look.close()
+    numbers = summary(runs, window["began"], window["ended"])
+    numbers |= {
+        "dead_per_job": dead / len(runs),
+        "dead_tuples": float(dead),
+        "left_per_job": left / len(runs),
+    }
+    if peak is not None:
+        numbers["peak_mb"] = peak
+    return {**numbers, "timeline": timeline(runs, window["began"], window["ended"])}
 
 
-async def hold_open(dsn: str) -> asyncpg.Connection:
-    """A transaction that sees everything as it is now, for as long as the connection lives."""
-    connection = await asyncpg.connect(dsn)
-    await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-    await connection.fetch("SELECT 1 FROM jobs LIMIT 1")
-    return connection
+async def _submitted(lab: Lab, port: int, queue: str, rate: float, seconds: float) -> Numbers:
+    answer = await lab.measure(
+        Path(sys.executable),
+        "benchmarks.growth_load",
+        "submit",
+        port=port,
+        queue=queue,
+        rate=rate,
+        seconds=seconds,
+    )
+    return as_numbers(answer)
 
 
-async def measure(sides: list[Side], seconds: float) -> None:
-    """In turns, so that whatever else the machine does falls on both alike."""
-    for side in sides:
-        for _ in range(WARM_UP_ROUNDS):
-            await side.round()
-    ends = time.monotonic() + seconds
+async def _until_finished(connection: AskingConnection, queue: str) -> None:
+    """All that was sent, or as much as can be waited for."""
+    ends = time.monotonic() + DRAIN_SECONDS
     while time.monotonic() < ends:
-        for side in sides:
-            side.seconds.append(await side.round())
+        shown = cast("dict[str, dict[str, int]]", await ask(connection, "GET", f"/queues/{queue}", b"", 200))
+        if not any(shown["counts"][state] for state in LIVE_STATES):
+            return
+        await asyncio.sleep(1)
 
 
-def report(sides: list[Side]) -> dict[str, Any]:
-    empty, grown = sides
-    numbers: dict[str, Any] = {"rounds": len(empty.seconds)}
-    for name, share in (("p50", 0.5), ("p99", 0.99)):
-        took = [sorted(side.seconds)[int(len(side.seconds) * share)] * 1000 for side in sides]
-        numbers[name] = {"empty_ms": took[0], "grown_ms": took[1], "ratio": took[1] / took[0]}
-    fifth = max(1, len(grown.seconds) // 5)
-    # A claim that grows with time would show between the first and the last fifth.
-    numbers["drift"] = statistics.median(grown.seconds[-fifth:]) / statistics.median(grown.seconds[:fifth])
-    return numbers
+def summary(runs: list[Run], began: float, ended: float) -> Numbers:
+    """Rates are of the last part of the window; what never began counts as having waited until now."""
+    from_then = ended - LAST_PART * (ended - began)
+    done = [run.completed_at for run in runs if run.completed_at is not None]
+    waited = [_waited(run, ended) for run in runs]
+    late = [run.sent_at for run in runs if run.started_at is None or run.started_at > ended]
+    return {
+        "jobs": float(len(runs)),
+        "per_second": sum(from_then <= at < ended for at in done) / (ended - from_then),
+        "p50_ms": percentile(waited, 0.50) * 1000,
+        "p99_ms": percentile(waited, 0.99) * 1000,
+        "backlog_seconds": ended - min(late) if late else 0.0,
+    }
 
 
-async def run(server: EmbeddedPostgres, chosen: argparse.Namespace) -> dict[str, Any]:
-    empty = await make(server, "empty")
-    grown = await make(server, "grown")
-    await grow(grown, chosen)
-    holder = await hold_open(grown)
-    sides = [await Side.open("empty", empty), await Side.open("grown", grown)]
-    print(f"timing claims for {chosen.seconds:g} s, with a transaction held open …", flush=True)
-    try:
-        await measure(sides, chosen.seconds)
-    finally:
-        for side in sides:
-            await side.database.close()
-        holder.terminate()
-    return report(sides)
+def _waited(run: Run, ended: float) -> float:
+    return (run.started_at if run.started_at is not None else ended + DRAIN_SECONDS) - run.sent_at
+
+
+def timeline(runs: list[Run], began: float, ended: float) -> list[Numbers]:
+    """The window in equal parts: what was finished in each, and how long those sent in it waited."""
+    parts = max(1, min(MOST_PARTS, round(ended - began)))
+    width = (ended - began) / parts
+    waited: list[list[float]] = [[] for _ in range(parts)]
+    finished = [0] * parts
+    for run in runs:
+        if 0 <= (part := int((run.sent_at - began) // width)) < parts:
+            waited[part].append(_waited(run, ended))
+        if run.completed_at is not None and 0 <= (part := int((run.completed_at - began) // width)) < parts:
+            finished[part] += 1
+    return [
+        {
+            "second": (part + 0.5) * width,
+            "per_second": finished[part] / width,
+            "p50_ms": percentile(waited[part], 0.50) * 1000,
+            "p99_ms": percentile(waited[part], 0.99) * 1000,
+        }
+        for part in range(parts)
+        if waited[part]
+    ]
+
+
+async def run(lab: Lab, chosen: argparse.Namespace, console: Console) -> dict[str, Any]:
+    grown = await grow(lab, chosen, console)
+    queues: dict[str, Any] = {}
+    for queue in chosen.only:
+        empty = await lab.fresh_database("empty")
+        console.log(f"{queue}: {chosen.rate:g} jobs/s on an empty database")
+        queues[queue] = {"empty": await measure(lab, empty, queue, chosen, held=False)}
+        console.log(f"{queue}: the same on the grown one, with a transaction held open")
+        queues[queue]["grown"] = await measure(lab, grown, queue, chosen, held=True)
+    about = await machine.describe(lab.admin_dsn)
+    names = ("finished", "scheduled", "queues", "rate", "seconds", "empty_seconds")
+    return {
+        **about,
+        "quick": chosen.quick,
+        "sizes": {name: getattr(chosen, name) for name in names},
+        "queues": queues,
+    }
+
+
+COLUMNS = {
+    "per_second": "jobs/s at the end",
+    "p50_ms": "start p50 ms",
+    "p99_ms": "p99 ms",
+    "backlog_seconds": "backlog s",
+    "dead_per_job": "dead tuples a job",
+    "left_per_job": "after vacuum",
+    "peak_mb": "server MB",
+}
+
+
+def print_table(document: dict[str, Any], console: Console) -> None:
+    table = Table(title="growth: an empty and a grown database", title_justify="left")
+    table.add_column("queue")
+    for title in COLUMNS.values():
+        table.add_column(title, justify="right")
+    for queue, sides in document["queues"].items():
+        for side, numbers in sides.items():
+            table.add_row(f"{queue}, {side}", *(report.short(numbers.get(name)) for name in COLUMNS))
+    console.print(table)
 
 
 def main() -> None:
     chosen = parse_arguments()
+    progress = Console(stderr=True, style="dim", log_path=False)
     with tempfile.TemporaryDirectory(prefix="foreman-growth-") as folder:
         Path(folder).chmod(0o711)
-        with EmbeddedPostgres(Path(folder) / "data") as server:
-            numbers = asyncio.run(run(server, chosen))
-    for name in ("p50", "p99"):
-        each = numbers[name]
-        print(
-            f"claim of {BATCH}, {name}: {each['empty_ms']:.2f} ms empty, {each['grown_ms']:.2f} ms grown,"
-            f" ratio {each['ratio']:.2f}"
-        )
-    print(f"last fifth against first fifth: {numbers['drift']:.2f} ({numbers['rounds']} rounds)")
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(numbers, indent=2))
+        with EmbeddedPostgres(Path(folder) / "data", durable=not chosen.quick) as server:
+            lab = Lab(server.dsn, QUICK if chosen.quick else FULL, Path(folder))
+            document = asyncio.run(run(lab, chosen, progress))
+    console = Console() if sys.stdout.isatty() else Console(width=140)
+    print_table(document, console)
+    goals.print_goals(goals.Measured(growth=document), console, quick=chosen.quick)
+    path = chosen.json or RESULTS / f"growth-{datetime.now(UTC):%Y%m%d-%H%M%S}.json"
+    report.write_json(document, path)
+    progress.print(f"The numbers are in {path}")
 
 
 if __name__ == "__main__":

@@ -6,16 +6,19 @@ a round before the median is taken over the rounds. Rates of different runs are 
 which the host took the processor away is measured again, whoever's turn it was (see steal.py).
 """
 
-from collections.abc import Awaitable, Callable
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
 from benchmarks.lab import Lab
 from benchmarks.measuring import Numbers
+from benchmarks.peering import Peer
 from benchmarks.steal import Meter
 
-__all__ = ["Aim", "Announce", "Benchmark", "Metric", "Results", "System", "run_interleaved"]
+__all__ = ["Announce", "Benchmark", "Metric", "Results", "System", "run_rounds"]
 
 Announce = Callable[[str], None]
 
@@ -30,22 +33,17 @@ class Metric:
     compared: bool = True  # False: systems are asked in different ways, and a ratio would say nothing
 
 
+PEAK_MEMORY = Metric("peak_mb", "server MB", "lower", compared=False)
+
+
 @dataclass(frozen=True)
 class System:
-    """`peer` names the venv it needs, for systems that are not ours."""
+    """`peer` is what has to be installed first, for systems that are not ours."""
 
     name: str
     run_once: Callable[[Lab], Awaitable[Numbers]]
-    peer: str | None = None
-
-
-@dataclass(frozen=True)
-class Aim:
-    """The subject's metric divided by that system's: at least this, or at most where lower is better."""
-
-    system: str
-    metric: str
-    ratio: float
+    peer: Peer | None = None
+    is_slow_to_start: bool = False  # a quick run leaves it out, unless it is asked for
 
 
 @dataclass(frozen=True)
@@ -56,18 +54,18 @@ class Benchmark:
     question: str
     metrics: tuple[Metric, ...]
     systems: tuple[System, ...]
-    aims: tuple[Aim, ...] = ()
+    # Nobody else is in it, so that further rounds would only take time; and no goal depends on it, so that a
+    # quick run leaves it out, unless it is asked for.
+    is_aside: bool = False
 
     @property
     def subject(self) -> str:
         return self.systems[0].name
 
-    def aim_for(self, system: str, metric: str) -> Aim | None:
-        return next((aim for aim in self.aims if (aim.system, aim.metric) == (system, metric)), None)
-
-    def reached(self, aim: Aim, ratio: float) -> bool:
-        better = next(metric.better for metric in self.metrics if metric.name == aim.metric)
-        return ratio >= aim.ratio if better == "higher" else ratio <= aim.ratio
+    @property
+    def told(self) -> tuple[Metric, ...]:
+        """Its own metrics, and what all have."""
+        return (*self.metrics, PEAK_MEMORY)
 
 
 @dataclass
@@ -105,26 +103,52 @@ async def take_turn(system: System, lab: Lab, announce: Announce) -> Numbers:
     """The numbers of the least disturbed of as many turns as it takes to have one that was left alone."""
     turns: list[Numbers] = []
     while True:
-        meter = Meter()
+        meter, began = Meter(), time.monotonic()
         numbers = await system.run_once(lab)
+        peak = lab.memory.take()
         turns.append({**numbers, "stolen_percent": meter.percent()})
+        if peak is not None:
+            turns[-1]["peak_mb"] = peak
+        if len(turns) > 1:
+            lab.retakes.spend(time.monotonic() - began)
         best = min(turns, key=lambda turn: turn["stolen_percent"])
-        if best["stolen_percent"] <= MAX_STOLEN_PERCENT or len(turns) == lab.scale.turns:
+        is_last = len(turns) == lab.scale.turns or lab.retakes.is_spent
+        if best["stolen_percent"] <= MAX_STOLEN_PERCENT or is_last:
             return {**best, "turns": float(len(turns))}
         announce(f"{turns[-1]['stolen_percent']:.1f} % of the machine was stolen; {system.name} again")
 
 
-async def run_interleaved(results: Results, lab: Lab, rounds: int, announce: Announce) -> None:
-    """One system failing is told at the end and does not take the others' numbers away."""
-    benchmark = results.benchmark
+async def run_round(results: Results, lab: Lab, announce: Announce, title: str) -> None:
+    """Each system takes its turn. One that fails is told of at the end and leaves others their numbers."""
+    measured: dict[str, Numbers] = {}
+    for system in results.benchmark.systems:
+        if system.name in results.skipped or system.name in results.failures:
+            continue
+        announce(f"{results.benchmark.name}, {title}: {system.name}")
+        try:
+            measured[system.name] = await take_turn(system, lab, announce)
+        except Exception as error:
+            results.failures[system.name] = f"{type(error).__name__}: {error}"
+    results.rounds.append(measured)
+
+
+async def run_rounds(
+    all_results: Sequence[Results], lab: Lab, rounds: int, announce: Announce, seconds: float = math.inf
+) -> int:
+    """All benchmarks once, then all of them once more: how often, at most, and within what time.
+
+    So what goes on beside us falls on all of them alike. Returns how many rounds there was time for.
+    """
+    began = time.monotonic()
     for number in range(1, rounds + 1):
-        measured: dict[str, Numbers] = {}
-        for system in benchmark.systems:
-            if system.name in results.skipped or system.name in results.failures:
+        round_seconds = 0.0
+        for results in all_results:
+            if results.benchmark.is_aside and number > 1:
                 continue
-            announce(f"{benchmark.name}, round {number} of {rounds}: {system.name}")
-            try:
-                measured[system.name] = await take_turn(system, lab, announce)
-            except Exception as error:
-                results.failures[system.name] = f"{type(error).__name__}: {error}"
-        results.rounds.append(measured)
+            turned = time.monotonic()
+            await run_round(results, lab, announce, f"round {number} of {rounds}")
+            round_seconds += 0 if results.benchmark.is_aside else time.monotonic() - turned
+        if number < rounds and time.monotonic() - began + round_seconds > seconds:
+            announce(f"there is no time for more than {number} of {rounds} rounds: see --minutes")
+            return number
+    return rounds

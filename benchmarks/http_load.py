@@ -1,20 +1,21 @@
 """The load generator, in a process of its own: keep-alive connections, each always with one request open."""
 
 import asyncio
-import os
 import time
-from pathlib import Path
+from collections.abc import Callable
+from itertools import count
 
 from benchmarks.http_client import HttpConnection, prepared_request
 from benchmarks.measuring import Numbers, rate_and_latency
+from benchmarks.procfs import cpu_seconds
 from benchmarks.scripting import main
 
 
 class LoadRun:
     """What all connections of one run share: the request, the clock and the tally."""
 
-    def __init__(self, request: bytes, expected_status: int) -> None:
-        self.request = request
+    def __init__(self, next_request: Callable[[], bytes], expected_status: int) -> None:
+        self.next_request = next_request
         self.expected_status = expected_status
         self.durations: list[float] = []
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -35,7 +36,7 @@ class ClosedLoopConnection(HttpConnection):
 
     def send(self) -> None:
         self._sent_at = time.perf_counter()
-        self.transport.write(self._run.request)
+        self.transport.write(self._run.next_request())
 
     def responded(self, status: int, body: bytes) -> None:
         run = self._run
@@ -51,13 +52,21 @@ class ClosedLoopConnection(HttpConnection):
         self._run.fail(reason)
 
 
-def cpu_seconds(pid: int) -> float | None:
-    """CPU time a process has used so far, where the system tells (Linux)."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return (int(fields[11]) + int(fields[12])) / float(os.sysconf("SC_CLK_TCK"))
+def with_keys(request: bytes) -> Callable[[], bytes]:
+    """The same request each time, but with an idempotency key and a trace of its own."""
+    line, _, rest = request.partition(b"\r\n")
+    template = (
+        line.replace(b"%", b"%%")
+        + b"\r\nIdempotency-Key: bench-%016x\r\ntraceparent: 00-%032x-%016x-01\r\n"
+        + rest.replace(b"%", b"%%")
+    )
+    numbers = count(1)
+
+    def next_request() -> bytes:
+        number = next(numbers)
+        return template % (number, number, number)
+
+    return next_request
 
 
 async def _window(run: LoadRun, seconds: float) -> None:
@@ -78,7 +87,31 @@ async def load(
     server_pid: int,
 ) -> Numbers:
     """Requests per second and their latency, and what they cost the server and this client in CPU."""
-    run = LoadRun(prepared_request("POST", path, body.encode()), expected_status)
+    request = prepared_request("POST", path, body.encode())
+    run = LoadRun(lambda: request, expected_status)
+    return await _loaded(run, port, connections, warmup, seconds, server_pid)
+
+
+async def load_keyed(
+    port: int, body: str, connections: int, warmup: float, seconds: float, server_pid: int
+) -> Numbers:
+    """`POST /jobs`, each with an idempotency key and a trace of its own."""
+    run = LoadRun(with_keys(prepared_request("POST", "/jobs", body.encode())), 202)
+    return await _loaded(run, port, connections, warmup, seconds, server_pid)
+
+
+async def load_batches(
+    port: int, body: str, rows: int, connections: int, warmup: float, seconds: float, server_pid: int
+) -> Numbers:
+    """`POST /jobs/batch`, so many of the given job each time; counted in calls."""
+    batch = f'{{"jobs":[{",".join([body] * rows)}]}}'
+    request = prepared_request("POST", "/jobs/batch", batch.encode())
+    return await _loaded(LoadRun(lambda: request, 202), port, connections, warmup, seconds, server_pid)
+
+
+async def _loaded(
+    run: LoadRun, port: int, connections: int, warmup: float, seconds: float, server_pid: int
+) -> Numbers:
     opened: list[ClosedLoopConnection] = []
     try:
         for _ in range(connections):
@@ -115,4 +148,4 @@ async def _measure(run: LoadRun, seconds: float, server_pid: int) -> Numbers:
 
 
 if __name__ == "__main__":
-    main(load)
+    main(load, load_keyed, load_batches)

@@ -1,12 +1,12 @@
 """Where measuring happens: one PostgreSQL for all, a fresh database for each turn, the sizes of things."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import quote, urlsplit, urlunsplit
 
 import asyncpg
 
-from benchmarks import processes
+from benchmarks import processes, procfs
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -17,11 +17,13 @@ class Scale:
 
     connections: int
     callers: int
+    bulk_callers: int
     warmup: float
     seconds: float
     drain_jobs: int
     drain_seconds: float
     latency_rate: float
+    busy_rate: float
     latency_seconds: float
     # How often one that the host disturbed may be taken at most (see harness.take_turn).
     turns: int
@@ -30,26 +32,59 @@ class Scale:
 FULL = Scale(
     connections=64,
     callers=16,
-    warmup=1.0,
-    seconds=4.0,
-    drain_jobs=20_000,
-    drain_seconds=10.0,
+    bulk_callers=4,
+    warmup=0.7,
+    seconds=3.0,
+    drain_jobs=40_000,
+    drain_seconds=5.0,
     latency_rate=50.0,
-    latency_seconds=10.0,
+    busy_rate=800.0,
+    latency_seconds=5.0,
     turns=4,
 )
 QUICK = Scale(
     connections=8,
     callers=4,
+    bulk_callers=2,
     warmup=0.1,
     seconds=0.3,
     drain_jobs=200,
     # Nobody is judged by how far it came: this only ends what hangs.
     drain_seconds=300.0,
     latency_rate=50.0,
+    busy_rate=200.0,
     latency_seconds=0.4,
     turns=1,
 )
+
+
+class ServerMemory:
+    """The most memory that any of our servers had during a turn."""
+
+    def __init__(self) -> None:
+        self._peak = 0.0
+
+    def note(self, pid: int) -> None:
+        self._peak = max(self._peak, procfs.peak_megabytes(pid) or 0.0)
+
+    def take(self) -> float | None:
+        """What it was; the next turn starts anew."""
+        peak, self._peak = self._peak, 0.0
+        return peak or None
+
+
+class RetakeBudget:
+    """How long a whole run may go on taking turns again: on a host that is never quiet it must end, too."""
+
+    def __init__(self, seconds: float = 120.0) -> None:
+        self._left = seconds
+
+    @property
+    def is_spent(self) -> bool:
+        return self._left <= 0
+
+    def spend(self, seconds: float) -> None:
+        self._left -= seconds
 
 
 @dataclass(frozen=True)
@@ -59,6 +94,8 @@ class Lab:
     admin_dsn: str
     scale: Scale
     log_dir: Path
+    memory: ServerMemory = field(default_factory=ServerMemory)
+    retakes: RetakeBudget = field(default_factory=RetakeBudget)
 
     def dsn_for(self, database: str) -> str:
         return urlunsplit(urlsplit(self.admin_dsn)._replace(path="/" + quote(database, safe="")))
@@ -84,8 +121,11 @@ class Lab:
             await connection.close()
 
     async def measure(self, python: Path, module: str, verb: str, **arguments: object) -> object:
-        """Run one verb of a measuring script to its end."""
-        return await processes.run_script(python, module, verb, arguments, cwd=ROOT)
+        """Run one verb of a measuring script of ours to its end."""
+        return await self.run(processes.script_command(python, module, verb, arguments))
+
+    async def run(self, command: list[str]) -> object:
+        return await processes.run_script(command, cwd=ROOT)
 
     def service(
         self,
@@ -96,5 +136,11 @@ class Lab:
         answers: bool = False,
     ) -> processes.Service:
         """A process that runs until it is stopped; what it says goes to a file of that name."""
-        log_path = self.log_dir / f"{name}.log"
-        return processes.Service(command, environment or {}, cwd=ROOT, log_path=log_path, answers=answers)
+        return processes.Service(
+            command,
+            environment or {},
+            cwd=ROOT,
+            log_path=self.log_dir / f"{name}.log",
+            answers=answers,
+            before_end=self.memory.note if name.startswith("foreman") else None,
+        )

@@ -42,6 +42,11 @@ def rate_and_latency(durations: Sequence[float], seconds: float) -> Numbers:
     }
 
 
+def in_rows(calls: Numbers, rows: int) -> Numbers:
+    """What calls of so many rows each come to in rows."""
+    return {**calls, "per_second": calls["per_second"] * rows}
+
+
 async def closed_loop(
     callers: Sequence[Callable[[], Awaitable[object]]], *, warmup: float, seconds: float
 ) -> Numbers:

@@ -85,4 +85,5 @@ BENCHMARK = Benchmark(
         Metric("ratio", "ratio", "lower"),
     ),
     systems=(System("foreman", run_foreman),),
+    is_aside=True,
 )

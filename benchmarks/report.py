@@ -1,10 +1,7 @@
 """What came out: a table for people and a JSON file for machines."""
 
 import json
-import os
-import platform
-from dataclasses import replace
-from datetime import UTC, datetime
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,16 +12,15 @@ from rich.table import Table
 from benchmarks.harness import Benchmark, Metric, Results
 
 
-def print_table(results: Results, console: Console, *, quick: bool) -> None:
-    """Aims are for real runs: over a second or two everything is still warming up."""
-    benchmark = replace(results.benchmark, aims=()) if quick else results.benchmark
-    results = replace(results, benchmark=benchmark)
-    metrics = [metric for metric in benchmark.metrics if _was_measured(results, metric)]
+def print_table(results: Results, console: Console) -> None:
+    benchmark = results.benchmark
+    metrics = [metric for metric in benchmark.told if _was_measured(results, metric)]
     table = Table(title=f"{benchmark.name}: {benchmark.question}", title_justify="left")
     table.add_column("system")
     for metric in metrics:
         table.add_column(metric.title, justify="right")
-    compared = [metric for metric in metrics if metric.compared]
+    others = len(benchmark.systems) > 1
+    compared = [metric for metric in metrics if metric.compared and others]
     for metric in compared:
         table.add_column(f"{benchmark.subject} ÷ it, {metric.title}", justify="right")
     for system in benchmark.systems:
@@ -43,40 +39,30 @@ def _was_measured(results: Results, metric: Metric) -> bool:
 
 
 def _middle(results: Results, system: str, metric: Metric) -> str:
-    middle = results.median(system, metric.name)
-    return "–" if middle is None else _short(middle)
+    return short(results.median(system, metric.name))
 
 
 def _ratio(results: Results, system: str, metric: Metric) -> str:
-    """The median ratio, how far the rounds lie apart, and the aim if there is one."""
+    """The median ratio, and how far the rounds lie apart."""
     ratios = results.ratios(system, metric.name)
     if system == results.benchmark.subject or not ratios:
         return "–"
-    middle = median(ratios)
     spread = f" [dim]({min(ratios):.2f}–{max(ratios):.2f})[/]" if len(ratios) > 1 else ""
-    aim = results.benchmark.aim_for(system, metric.name)
-    if aim is None:
-        return f"{middle:.2f}{spread}"
-    sign = "≥" if metric.better == "higher" else "≤"
-    colour = "green" if results.benchmark.reached(aim, middle) else "red"
-    return f"[{colour}]{middle:.2f}[/]{spread} aim {sign} {aim.ratio:g}"
+    return f"{median(ratios):.2f}{spread}"
 
 
-def _short(value: float) -> str:
+def short(value: float | None) -> str:
+    if value is None:
+        return "–"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def as_document(all_results: list[Results], rounds: int, quick: bool, postgres: str) -> dict[str, Any]:
+def as_document(
+    all_results: list[Results], rounds: int, quick: bool, about: dict[str, Any]
+) -> dict[str, Any]:
+    """Everything that the tables and plots are made of; `about` tells machine and versions."""
     return {
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {
-            "cpus": os.cpu_count(),
-            "system": f"{platform.system()} {platform.machine()}",
-            "python": platform.python_version(),
-            "postgres": postgres,
-            # What else went on: over the last 15 minutes there is more in it than our own run.
-            "load_average": os.getloadavg(),
-        },
+        **about,
         "rounds": rounds,
         "quick": quick,
         "benchmarks": {results.benchmark.name: _benchmark_document(results) for results in all_results},
@@ -86,6 +72,8 @@ def as_document(all_results: list[Results], rounds: int, quick: bool, postgres: 
 def _benchmark_document(results: Results) -> dict[str, Any]:
     benchmark = results.benchmark
     return {
+        "question": benchmark.question,
+        "metrics": [asdict(metric) for metric in benchmark.told],
         "subject": benchmark.subject,
         "medians": {system.name: _medians(results, system.name) for system in benchmark.systems},
         "ratios": {system.name: _ratios(results, benchmark, system.name) for system in benchmark.systems[1:]},

@@ -6,6 +6,7 @@ Used by the peers' scripts in their own venvs and by our own: standard library a
 import inspect
 import json
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -15,6 +16,24 @@ Verb = Callable[..., Awaitable[object]]
 def say(value: object) -> None:
     """One JSON line for the harness, at once."""
     print(json.dumps(value), flush=True)
+
+
+class Arrivals:
+    """How long each job took to start: says that the worker is there at the first, and all once they came.
+
+    The first one is sent ahead of the others and does not count.
+    """
+
+    def __init__(self, expected: int) -> None:
+        self._expected = expected
+        self._latencies: list[float] = []
+
+    def note(self, sent_at: float) -> None:
+        self._latencies.append(time.time() - sent_at)
+        if len(self._latencies) == 1:
+            say("ready")
+        if len(self._latencies) == 1 + self._expected:
+            say(self._latencies[1:])
 
 
 def main(*verbs: Verb) -> None:

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
-from benchmarks.harness import Aim, Benchmark, Metric, Results, System, run_interleaved, take_turn
-from benchmarks.http_load import load
+from benchmarks import node_packages, smoke, venvs
+from benchmarks.harness import Benchmark, Metric, Results, System, run_rounds, take_turn
+from benchmarks.http_load import load, with_keys
 from benchmarks.lab import FULL, QUICK, Lab
 from benchmarks.measuring import closed_loop, departures, percentile
+from benchmarks.node_packages import MANIFEST
+from benchmarks.peering import PG_BOSS, QUEUES
 from benchmarks.steal import Meter
 from tests.patience import pretend_to_work
 
@@ -26,11 +29,8 @@ DELAY = Metric("p50_ms", "p50 ms", "lower")
 
 def test_a_quick_run_brings_numbers_out_of_every_benchmark(tmp_path: Path) -> None:
     numbers = tmp_path / "numbers.json"
-    own_systems = ["foreman", "bare route", "raw inserts"]
-    command = [sys.executable, "-m", "benchmarks", "--quick", "--json", str(numbers)]
-
     done = subprocess.run(
-        command + [word for system in own_systems for word in ("--only", system)],
+        smoke.bench_command(numbers),
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -40,14 +40,38 @@ def test_a_quick_run_brings_numbers_out_of_every_benchmark(tmp_path: Path) -> No
 
     assert done.returncode == 0, done.stdout + done.stderr
     measured = json.loads(numbers.read_text())["benchmarks"]
-    for system in own_systems:
+    for system in smoke.SYSTEMS:
         assert measured["enqueue"]["medians"][system]["per_second"] > 0
     assert measured["enqueue"]["ratios"]["bare route"]["per_second"] > 0
+    assert measured["enqueue"]["medians"]["foreman"]["peak_mb"] > 10
+    assert measured["bulk"]["ratios"]["raw inserts"]["per_second"] > 0
     assert measured["drain"]["medians"]["foreman"]["finished"] == QUICK.drain_jobs
     assert measured["workers"]["medians"]["foreman"]["finished"] == QUICK.drain_jobs
     assert measured["replay"]["medians"]["foreman"]["per_second"] > 0
     assert measured["latency"]["medians"]["foreman"]["p50_ms"] > 0
+    assert measured["busy"]["medians"]["foreman"]["p50_ms"] > 0
+    assert measured["webhooks"]["medians"]["foreman"]["per_second"] > 0
     assert measured["passthrough"]["medians"]["foreman"]["ttft_p50_ms_1"] > 70
+    assert measured["passthrough"]["medians"]["foreman"]["cpu_ms_1"] > 0
+    assert measured["memory"]["medians"]["foreman"]["rest_mb"] > 10
+    assert "`POST /jobs`" in done.stdout, "the goals are printed"
+
+
+def test_a_quick_growth_run_brings_numbers_of_both_databases(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+
+    done = subprocess.run(
+        smoke.growth_command(numbers), cwd=ROOT, capture_output=True, text=True, check=False, timeout=800
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    sides = json.loads(numbers.read_text())["queues"]["fair"]
+    for side in ("empty", "grown"):
+        assert sides[side]["per_second"] > 0
+        assert sides[side]["p99_ms"] > 0
+        assert len(sides[side]["timeline"]) > 1
+    assert sides["grown"]["dead_tuples"] >= 0
+    assert "growth, queue with `fair_by`" in done.stdout, "the goals are printed"
 
 
 def test_an_unknown_benchmark_is_refused_with_the_names_there_are() -> None:
@@ -58,8 +82,11 @@ def test_an_unknown_benchmark_is_refused_with_the_names_there_are() -> None:
     assert done.returncode == 2
     for name in (
         "enqueue",
+        "bulk",
         "drain",
+        "memory",
         "latency",
+        "busy",
         "workers",
         "webhooks",
         "passthrough",
@@ -186,15 +213,6 @@ def test_a_round_in_which_one_was_missing_makes_no_ratio() -> None:
     assert results.ratios("theirs", "p50_ms") == []
 
 
-def test_an_aim_knows_which_way_is_better() -> None:
-    benchmark = results_of().benchmark
-
-    assert benchmark.reached(Aim("theirs", "per_second", 0.4), 0.5)
-    assert not benchmark.reached(Aim("theirs", "per_second", 0.4), 0.3)
-    assert benchmark.reached(Aim("theirs", "p50_ms", 1.0), 0.5)
-    assert not benchmark.reached(Aim("theirs", "p50_ms", 1.0), 1.5)
-
-
 async def test_systems_take_turns_and_one_that_fails_leaves_the_others_their_numbers(tmp_path: Path) -> None:
     turns: list[str] = []
 
@@ -209,11 +227,29 @@ async def test_systems_take_turns_and_one_that_fails_leaves_the_others_their_num
 
     benchmark = Benchmark("b", "?", (RATE,), (system("a"), system("b", fails=True), system("c")))
     results = Results(benchmark)
-    await run_interleaved(results, Lab("", QUICK, tmp_path), rounds=2, announce=lambda _: None)
+    await run_rounds([results], Lab("", QUICK, tmp_path), rounds=2, announce=lambda _: None)
 
     assert turns == ["a", "b", "c", "a", "c"]
     assert results.failures == {"b": "RuntimeError: out of order"}
     assert results.values("c", "per_second") == [1.0, 1.0]
+
+
+async def test_benchmarks_take_turns_by_rounds_and_one_that_stands_aside_has_one(tmp_path: Path) -> None:
+    turns: list[str] = []
+
+    def benchmark(name: str, *, is_aside: bool = False) -> Results:
+        async def run_once(_: Lab) -> dict[str, float]:
+            turns.append(name)
+            return {"per_second": 1.0}
+
+        return Results(Benchmark(name, "?", (RATE,), (System("s", run_once),), is_aside=is_aside))
+
+    both = [benchmark("a"), benchmark("aside", is_aside=True)]
+    lab = Lab("", QUICK, tmp_path)
+
+    assert await run_rounds(both, lab, rounds=2, announce=lambda _: None) == 2
+    assert turns == ["a", "aside", "a"]
+    assert await run_rounds(both, lab, rounds=5, announce=lambda _: None, seconds=0) == 1
 
 
 @pytest.mark.parametrize(
@@ -240,7 +276,58 @@ def test_what_is_stolen_is_a_share_of_all_processor_time() -> None:
     assert 0 <= Meter().percent() <= 100
 
 
-@pytest.mark.parametrize("peer", ["pgqueuer", "procrastinate"])
+def test_every_keyed_request_has_a_key_and_a_trace_of_its_own() -> None:
+    made = with_keys(b"POST /jobs HTTP/1.1\r\nContent-Length: 7\r\n\r\n100 % x")
+    first, second = made(), made()
+
+    for request in (first, second):
+        assert request.startswith(b"POST /jobs HTTP/1.1\r\nIdempotency-Key: bench-")
+        assert re.search(rb"\r\ntraceparent: 00-[0-9a-f]{32}-[0-9a-f]{16}-01\r\n", request)
+        assert request.endswith(b"Content-Length: 7\r\n\r\n100 % x")
+    assert first != second
+
+
+def test_a_peer_that_needs_a_newer_python_than_there_is_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(venvs, "_other_pythons", lambda _: iter(()))
+
+    with pytest.raises(venvs.CannotInstall, match=r"needs Python ≥ 3\.99; found 3\."):
+        venvs.suitable_python((3, 99))
+
+
+def test_a_peer_for_node_on_a_machine_with_an_old_one_and_no_npm_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = tmp_path / "node"
+    node.write_text("#!/bin/sh\necho v20.20.2\n")
+    node.chmod(0o755)
+    monkeypatch.setattr(node_packages, "RUNTIME", tmp_path / "runtime")
+    monkeypatch.setattr(node_packages, "FOLDER", tmp_path / "packages")
+    monkeypatch.setenv("PATH", f"{tmp_path}")
+
+    with pytest.raises(
+        venvs.CannotInstall, match=r"needs node ≥ 22\.18; found 20\.20\.2, and there is no npm"
+    ):
+        PG_BOSS.packages.make_ready()
+
+
+def test_what_the_peers_for_node_need_is_pinned_to_exact_versions() -> None:
+    pinned = json.loads(MANIFEST.read_text())["dependencies"]
+
+    assert {"graphile-worker", "pg-boss", "pg"} <= pinned.keys()
+    for version in pinned.values():
+        assert re.fullmatch(r"[0-9][0-9A-Za-z.-]*", version)
+
+
+def test_every_queue_that_is_measured_has_a_script() -> None:
+    scripts = {
+        each.stem for each in (ROOT / "benchmarks" / "peers").rglob("*") if each.suffix in {".py", ".mjs"}
+    }
+
+    for peer in QUEUES:
+        assert peer.name.replace("-", "_") in scripts
+
+
+@pytest.mark.parametrize("peer", ["pgqueuer", "procrastinate", "oban", "saq", "litellm"])
 def test_a_peer_is_pinned_to_exact_versions_and_nothing_else(peer: str) -> None:
     lines = (ROOT / "benchmarks" / "peers" / f"{peer}.txt").read_text().splitlines()
 

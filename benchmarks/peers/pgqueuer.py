@@ -13,8 +13,8 @@ import asyncpg
 from pgqueuer.core.qm import QueueManager
 from pgqueuer.queries import Queries
 
-from benchmarks.measuring import Numbers, closed_loop, paced, payload_text
-from benchmarks.scripting import main, say
+from benchmarks.measuring import Numbers, closed_loop, in_rows, paced, payload_text
+from benchmarks.scripting import Arrivals, main
 
 ENTRYPOINT = "noop"
 FILL_BATCH = 1000
@@ -38,6 +38,18 @@ async def enqueue(dsn: str, callers: int, warmup: float, seconds: float) -> Numb
             stack.push_async_callback(connection.close)
             calls.append(partial(Queries.from_asyncpg_connection(connection).enqueue, ENTRYPOINT, payload))
         return await closed_loop(calls, warmup=warmup, seconds=seconds)
+
+
+async def bulk(dsn: str, callers: int, warmup: float, seconds: float, rows: int) -> Numbers:
+    payload = json.dumps({"text": payload_text()}).encode()
+    jobs = [ENTRYPOINT] * rows, [payload] * rows, [0] * rows
+    async with AsyncExitStack() as stack:
+        calls = []
+        for _ in range(callers):
+            connection = await asyncpg.connect(dsn)
+            stack.push_async_callback(connection.close)
+            calls.append(partial(Queries.from_asyncpg_connection(connection).enqueue, *jobs))
+        return in_rows(await closed_loop(calls, warmup=warmup, seconds=seconds), rows)
 
 
 async def fill(dsn: str, jobs: int) -> None:
@@ -67,21 +79,18 @@ async def work(dsn: str, batch_size: int = 500, pool_size: int = 3) -> None:
     await _run_worker(dsn, noop, batch_size, pool_size)
 
 
-async def listen(dsn: str, batch_size: int = 10, pool_size: int = 3) -> list[float]:
-    """Note how long each job took from just before its enqueue to its function, until told to stop."""
-    latencies: list[float] = []
+async def listen(dsn: str, expected: int, batch_size: int = 10, pool_size: int = 3) -> None:
+    """Note how long each job took from just before its enqueue to its function."""
+    arrivals = Arrivals(expected)
 
     async def note(job: Any) -> None:
-        latencies.append(time.time() - json.loads(job.payload)["sent_at"])
-        if len(latencies) == 1:
-            say("ready")
+        arrivals.note(json.loads(job.payload)["sent_at"])
 
     await _run_worker(dsn, note, batch_size, pool_size)
-    return latencies[1:]
 
 
 async def submit(dsn: str, rate: float, seconds: float) -> int:
-    async with asyncpg.create_pool(dsn, min_size=4, max_size=4) as pool:
+    async with asyncpg.create_pool(dsn, min_size=16, max_size=16) as pool:
         queries = Queries.from_asyncpg_pool(pool)
 
         async def send(number: int) -> None:
@@ -92,4 +101,4 @@ async def submit(dsn: str, rate: float, seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    main(install, enqueue, fill, work, listen, submit)
+    main(install, enqueue, bulk, fill, work, listen, submit)

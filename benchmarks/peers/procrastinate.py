@@ -6,8 +6,8 @@ from typing import Any
 
 from procrastinate import App, PsycopgConnector
 
-from benchmarks.measuring import Numbers, closed_loop, paced, payload_text
-from benchmarks.scripting import main, say
+from benchmarks.measuring import Numbers, closed_loop, in_rows, paced, payload_text
+from benchmarks.scripting import Arrivals, main
 
 FILL_BATCH = 1000
 
@@ -42,6 +42,15 @@ async def enqueue(dsn: str, callers: int, warmup: float, seconds: float) -> Numb
         )
 
 
+async def bulk(dsn: str, callers: int, warmup: float, seconds: float, rows: int) -> Numbers:
+    app = _app(dsn, callers)
+    task = _noop_task(app)
+    text = payload_text()
+    async with app.open_async():
+        calls = [lambda: task.batch_defer_async(*({"text": text} for _ in range(rows)))] * callers
+        return in_rows(await closed_loop(calls, warmup=warmup, seconds=seconds), rows)
+
+
 async def fill(dsn: str, jobs: int) -> None:
     app = _app(dsn, 1)
     task = _noop_task(app)
@@ -59,24 +68,21 @@ async def work(dsn: str, concurrency: int = 16, pool_size: int = 16) -> None:
         await app.run_worker_async(queues=["bench"], concurrency=concurrency, delete_jobs="never")
 
 
-async def listen(dsn: str, concurrency: int = 16, pool_size: int = 16) -> list[float]:
-    """Note how long each job took from just before its defer to its function, until told to stop."""
-    latencies: list[float] = []
+async def listen(dsn: str, expected: int, concurrency: int = 16, pool_size: int = 16) -> None:
+    """Note how long each job took from just before its defer to its function."""
+    arrivals = Arrivals(expected)
 
     async def note(text: str, sent_at: float) -> None:
-        latencies.append(time.time() - sent_at)
-        if len(latencies) == 1:
-            say("ready")
+        arrivals.note(sent_at)
 
     app = _app(dsn, pool_size)
     _noop_task(app, note)
     async with app.open_async():
         await app.run_worker_async(queues=["bench"], concurrency=concurrency)
-    return latencies[1:]
 
 
 async def submit(dsn: str, rate: float, seconds: float) -> int:
-    app = _app(dsn, 4)
+    app = _app(dsn, 16)
     task = _noop_task(app)
     async with app.open_async():
 
@@ -87,4 +93,4 @@ async def submit(dsn: str, rate: float, seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    main(install, enqueue, fill, work, listen, submit)
+    main(install, enqueue, bulk, fill, work, listen, submit)
