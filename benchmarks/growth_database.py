@@ -20,9 +20,11 @@ CALLERS = 4
 MONTH_SECONDS = 30 * 86400
 
 FINISHED = """
-INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, run_at, started_at, completed_at, seq)
+INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, run_at, started_at, completed_at, seq,
+    history)
 SELECT lpad(to_hex(number), 26, '0'), 'default', 'queue-' || number % $3, 'noop', 'noop', 'done', $4,
-    now(), now(), now(), 4
+    now(), now(), now(), 4,
+    E'2 claim 1700000000000000 {"attempt":1,"worker":"w"}\n3 start 1700000000000000\n4 complete 1700000000000000\n'
 FROM generate_series($1::bigint, $2::bigint) AS number
 """
 PAYLOAD = json.dumps({"note": "x" * 100})

@@ -19,9 +19,13 @@ PATIENCE_SECONDS = 300.0
 
 # As a third attempt that failed leaves them.
 BURY = """
-UPDATE jobs SET state = 'failed', reason = 'fail', completed_at = now(), attempt = 3, seq = 8,
-    error = '{"code":"broken","message":"It broke.","retryable":true}'
-WHERE queue = $1
+WITH buried AS (
+    UPDATE jobs SET state = 'failed', reason = 'fail', completed_at = now(), attempt = 3, seq = 8,
+        error = '{"code":"broken","message":"It broke.","retryable":true}'
+    WHERE queue = $1 RETURNING id, queue, state
+)
+, gone AS (DELETE FROM queued WHERE queue = $1)
+INSERT INTO endings (id, queue, state) SELECT id, queue, state FROM buried
 """
 
 
