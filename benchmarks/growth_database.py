@@ -24,7 +24,8 @@ INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, run_at, started
     history)
 SELECT lpad(to_hex(number), 26, '0'), 'default', 'queue-' || number % $3, 'noop', 'noop', 'done', $4,
     now(), now(), now(), 4,
-    E'2 claim 1700000000000000 {"attempt":1,"worker":"w"}\n3 start 1700000000000000\n4 complete 1700000000000000\n'
+    E'2 claim 1700000000000000 {"attempt":1,"worker":"w"}\n'
+    '3 start 1700000000000000\n4 complete 1700000000000000\n'
 FROM generate_series($1::bigint, $2::bigint) AS number
 """
 PAYLOAD = json.dumps({"note": "x" * 100})
