@@ -61,7 +61,8 @@ class Run:
     lease_lost: bool = False
 
     async def start(self) -> None:
-        await self.worker.start_run(self)
+        if not self.job.started:
+            await self.worker.start_run(self)
 
     def output(self, part: Part) -> None:
         self._transcript().say(part)

@@ -148,7 +148,20 @@ class LlmExecutor:
                 await self._whole(theirs.endpoint(kind, load), load)
         self._target.loaded(affinity)
         answer = TargetAnswer(kind, theirs, job, body, context)
-        # Told at once, but not waited for: the caller's first word is not to wait for a commit.
+        if job.started:
+            await self._stream(kind, sent, answer)
+        else:
+            await self._start_and_stream(kind, sent, answer, context)
+        self._used(affinity, unloaded=unloads(sent.get("keep_alive")))
+        if answer.error is not None:
+            code = "answer_cut_short" if answer.error == CUT_SHORT else "target_error"
+            return self._bad_answer(code, answer.error)
+        return answer.outcome()
+
+    async def _start_and_stream(
+        self, kind: Kind, sent: Frame, answer: "TargetAnswer", context: RunContext
+    ) -> None:
+        """The start is told at once, but not waited for: no caller's first word waits for a commit."""
         starting = asyncio.ensure_future(context.start())
         try:
             await self._stream(kind, sent, answer)
@@ -157,11 +170,6 @@ class LlmExecutor:
             await asyncio.gather(starting, return_exceptions=True)
             raise
         await starting
-        self._used(affinity, unloaded=unloads(sent.get("keep_alive")))
-        if answer.error is not None:
-            code = "answer_cut_short" if answer.error == CUT_SHORT else "target_error"
-            return self._bad_answer(code, answer.error)
-        return answer.outcome()
 
     async def _stream(self, kind: Kind, sent: Frame, answer: "TargetAnswer") -> None:
         dialect = self._target.dialect

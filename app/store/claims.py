@@ -1,4 +1,4 @@
-"""claim: queued → loading. Each statement names one queue.
+"""claim: queued → loading, and start with it where nothing has to be loaded. Each statement names one queue.
 
 The index is walked lane by lane, and in each by ranges of ranks with the moment at which the scan begins (see
 low_water.py), so that a claim costs the same on the first day and the last.
@@ -14,16 +14,17 @@ from typing import Any, Generic, TypeVar
 
 from app.errors import Unavailable
 from app.jobs.queue_settings import QueueRules
+from app.jobs.states import Verb
 from app.store import fair, limits
 from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.effects import moved
+from app.store.effects import EVENT_AND_OUTBOX, moved
 from app.store.job import ClaimedJob, LeasedJob
 from app.store.low_water import LowWater
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
 from app.store.rows import arrays, as_rows, columns
-from app.telemetry import CLAIMED
+from app.telemetry import CLAIMED, SETTLEMENTS
 
 # The order of the ranges is the array's order, and the LIMITs make the walk lazy: rows beyond the limit are
 # neither read nor locked. MATERIALIZED is a fence; without it the plan may update more than the limit.
@@ -50,39 +51,62 @@ WITH due AS MATERIALIZED (
 # this statement, not from the transaction, which may have waited for a queue's lock for longer than a lease lasts.
 # Each lease has a secret of its own: hashes of one secret with each job's id, so that no claimer can make another's
 # token out of its own. (The server's own random numbers cost eight times as much where it reads them from a device.)
-_CLAIM_DUE = """
+_ASSIGNED = """
 , assigned AS (
     SELECT due.id, ($7::text[])[least(claimant, cardinality($7::text[]))] AS worker,
            ($8::float8[])[least(claimant, cardinality($8::float8[]))] AS lease_seconds
     FROM (SELECT id, row_number() OVER () AS claimant FROM due) AS due
 )
+"""
+
+
+def _claimed(state: str, events: int) -> str:
+    """The update of the jobs that were assigned, which puts them into this state with so many events."""
+    return f"""
 , claimed AS (
     UPDATE jobs AS j SET
-        state = 'loading', reason = NULL, worker = assigned.worker, runs_on = $9,
+        state = '{state}', reason = NULL, worker = assigned.worker, runs_on = $9,
         lease_token = encode(substring(sha256($10::bytea || convert_to(j.id, 'UTF8')) FROM 1 FOR 18), 'hex'),
         lease_seconds = assigned.lease_seconds,
         lease_expires_at = statement_timestamp()
             + least(assigned.lease_seconds, j.max_duration_seconds) * interval '1 second',
         attempt_expires_at = statement_timestamp() + j.max_duration_seconds * interval '1 second',
-        attempt = j.attempt + 1, seq = j.seq + 1, progress = NULL,
+        attempt = j.attempt + 1, seq = j.seq + {events}, progress = NULL,
         started_at = coalesce(j.started_at, statement_timestamp()),
         queued_seconds = j.queued_seconds + greatest(0, date_part('epoch', statement_timestamp() - j.entered_at)),
         entered_at = statement_timestamp(), updated_at = statement_timestamp()
     FROM assigned WHERE j.id = assigned.id
     RETURNING j.*
 )
-""" + moved(
-    "claimed",
-    verb="'claim'",
-    data="""'{"attempt":' || attempt || ',"worker":' || to_json(worker) || '}'""",
+"""
+
+
+_DATA = """'{"attempt":' || attempt || ',"worker":' || to_json(worker) || '}'"""
+_CLAIM_DUE = _ASSIGNED + _claimed("loading", 1) + moved("claimed", verb="'claim'", data=_DATA)
+# Both edges in one commit, each with its event.
+_START_DUE = (
+    _ASSIGNED
+    + _claimed("working", 2)
+    + f"""
+, moved AS (
+    SELECT id, seq - 1 AS seq, 'loading' AS type, 'loading' AS state, 'claim' AS verb, {_DATA} AS data, webhook_url, webhook_events
+    FROM claimed
+    UNION ALL
+    SELECT id, seq, state, state, 'start', NULL, webhook_url, webhook_events FROM claimed
+)
+"""
+    + EVENT_AND_OUTBOX
 )
 _IN_ORDER = "FROM claimed ORDER BY rank DESC, ready_at, id"
-_TO_RUN = f"SELECT {columns(ClaimedJob)} {_IN_ORDER}"
+_TO_RUN = f"SELECT {columns(ClaimedJob, started='false')} {_IN_ORDER}"
+_RUNNING = f"SELECT {columns(ClaimedJob, seq='seq - 1', started='true')} {_IN_ORDER}"
 _WHOLE = f"SELECT {columns(LeasedJob, stored_artifacts='NULL::text')} {_IN_ORDER}"
 CLAIM_TO_RUN = _DUE + _CLAIM_DUE + _TO_RUN
 CLAIM_WHOLE = _DUE + _CLAIM_DUE + _WHOLE
+CLAIM_AND_START = _DUE + _START_DUE + _RUNNING
 CLAIM_FAIRLY_TO_RUN = fair.DUE + _CLAIM_DUE + _TO_RUN
 CLAIM_FAIRLY = fair.DUE + _CLAIM_DUE + _WHOLE
+CLAIM_FAIRLY_AND_START = fair.DUE + _START_DUE + _RUNNING
 _PLAIN: dict[type[Any], str] = {ClaimedJob: CLAIM_TO_RUN, LeasedJob: CLAIM_WHOLE}
 _FAIR: dict[type[Any], str] = {ClaimedJob: CLAIM_FAIRLY_TO_RUN, LeasedJob: CLAIM_FAIRLY}
 # How much of the jobs a claimer gets.
@@ -113,7 +137,17 @@ class _Request(Generic[Claimed]):
     queue: str
     lanes: Sequence[str]
     claimants: Sequence[Claimant]
-    runs_on: str | None
+    runs_on: str | None = None
+    # Nothing has to be made ready: they start at once.
+    starts: bool = False
+
+    @property
+    def plain(self) -> str:
+        return CLAIM_AND_START if self.starts else _PLAIN[self.row]
+
+    @property
+    def fair(self) -> str:
+        return CLAIM_FAIRLY_AND_START if self.starts else _FAIR[self.row]
 
     @property
     def limit(self) -> int:
@@ -143,16 +177,29 @@ class Claims:
         self._book.on_change(self.open)
 
     async def claim(
-        self, queue: str, lanes: Sequence[str], claimants: Sequence[Claimant], *, runs_on: str | None = None
+        self,
+        queue: str,
+        lanes: Sequence[str],
+        claimants: Sequence[Claimant],
+        *,
+        runs_on: str | None = None,
+        starts: bool = False,
     ) -> Changes[ClaimedJob]:
-        """queued → loading, best priority first, then oldest; the n-th job goes to the n-th claimant."""
-        return _changes(await self._claim_if_open(_Request(ClaimedJob, queue, lanes, claimants, runs_on)))
+        """queued → loading, best priority first, then oldest; the n-th job goes to the n-th claimant.
+
+        `starts`: and → working in the same commit, because nothing has to be made ready for them.
+        """
+        request = _Request(ClaimedJob, queue, lanes, claimants, runs_on, starts)
+        changes = _changes(await self._claim_if_open(request))
+        if starts:
+            changes.count(SETTLEMENTS, Verb.START.value, "true", by=len(changes.answers))
+        return changes
 
     async def claim_whole(
         self, queue: str, lanes: Sequence[str], claimants: Sequence[Claimant]
     ) -> Changes[LeasedJob]:
         """The same with all that a worker over HTTP is told."""
-        return _changes(await self._claim_if_open(_Request(LeasedJob, queue, lanes, claimants, None)))
+        return _changes(await self._claim_if_open(_Request(LeasedJob, queue, lanes, claimants)))
 
     async def _claim_if_open(self, asked: _Request[Claimed]) -> list[Claimed]:
         queue = asked.queue
@@ -184,7 +231,7 @@ class Claims:
     async def _claim(self, runner: Runner, asked: _Request[Claimed]) -> list[Claimed]:
         ranges = self._low_water.ranges(asked.queue, asked.lanes)
         found = await runner.fetch(
-            _PLAIN[asked.row],
+            asked.plain,
             asked.queue,
             *arrays(ranges, "lane", "low", "high", "mark"),
             *asked.for_claimants(),
@@ -205,9 +252,7 @@ class Claims:
             here = [head["lane"] for head in heads if head["rank"] == rank]
             served = self._turns.served(queue, here)
             values = min(asked.limit, fair.MAX_VALUES)
-            found = await runner.fetch(
-                _FAIR[asked.row], queue, here, served, rank, values, *asked.for_claimants()
-            )
+            found = await runner.fetch(asked.fair, queue, here, served, rank, values, *asked.for_claimants())
             taken = as_rows(asked.row, found)
             self._turns.learn(queue, taken)
             claimed += taken
