@@ -202,6 +202,14 @@ class Hub:
             if not others:
                 del self._watches[job_id]
 
+    def log_is_read(self, job_id: str) -> bool:
+        """Whether somebody may wait for what is written into this job's log, here or in another process."""
+        return (
+            self._neighbours.may_listen
+            or bool(self._on_change)
+            or any(not watch.hears_the_run for watch in self._watches.get(job_id, ()))
+        )
+
     # -- the loops ---------------------------------------------------------------------------------
 
     async def _send(self) -> float | None:

@@ -21,8 +21,7 @@ WEBHOOK_HOST = "coalesce(lower(substring(webhook_url FROM '^[^:]+://([^/?#]+)'))
 
 # At the moment of the statement: a transaction may have waited for a lock since its now(), while another's event of
 # the same job was written.
-EVENT_AND_OUTBOX = (
-    f"""
+LOGGED_AND_OUTBOX = f"""
 , logged AS (
     INSERT INTO events (job_id, seq, type, state, reason, data, at)
     SELECT id, seq, type, state, verb, data, statement_timestamp() FROM moved
@@ -34,8 +33,7 @@ EVENT_AND_OUTBOX = (
       AND CASE WHEN webhook_events IS NULL THEN type = state ELSE type = ANY (webhook_events) END
 )
 """
-    + ANNOUNCED
-)
+EVENT_AND_OUTBOX = LOGGED_AND_OUTBOX + ANNOUNCED
 
 
 def moved(rows: str, *, verb: str, data: str = "NULL", kind: str = "state") -> str:

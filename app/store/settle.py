@@ -12,15 +12,18 @@ from app.jobs.retry import DEFAULT_BACKOFF_SECONDS
 from app.jobs.states import TERMINAL, Verb
 from app.store.changes import Changes, Failure
 from app.store.database import Runner
-from app.store.effects import EVENT_AND_OUTBOX, MOVED, moved
+from app.store.effects import EVENT_AND_OUTBOX, LOGGED_AND_OUTBOX, MOVED, moved
 from app.store.rows import arrays
 from app.store.tallies import tally
-from app.telemetry import SETTLEMENTS
+from app.telemetry import EVENTS_APPENDED, SETTLEMENTS
 
 
 @dataclass(slots=True)
 class Settlement:
-    """One verb on one job. `error`, `result` and `usage` are JSON text. SETTLE is sent the fields in this order."""
+    """One verb on one job. `error`, `result`, `usage` and `output` are JSON text.
+
+    SETTLE is sent the fields in this order, but for the last one, which only SETTLE_AND_SAY takes.
+    """
 
     job_id: str
     lease_token: str
@@ -34,6 +37,8 @@ class Settlement:
     jitter: float = 1.0
     # The same settlement sent twice has the same fingerprint; only callers over HTTP have one.
     fingerprint: str | None = None
+    # What the run said last: an event of type `output`, before that of the verb.
+    output: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +53,43 @@ class Settled:
     state: str | None
 
 
+# What runs said last, with the state they said it in; announced before what became of them.
+SAID = """
+, said AS (
+    INSERT INTO chatter (job_id, seq, type, state, data, at)
+    SELECT id, seq - CASE WHEN was = 'loading' AND state = 'done' THEN 2 ELSE 1 END, 'output', was, output, statement_timestamp()
+    FROM settled WHERE output IS NOT NULL
+    RETURNING job_id AS id, seq
+)
+, announced AS (
+    INSERT INTO announcements (job_ids, seqs)
+    SELECT array_agg(id), array_agg(seq) FROM (SELECT id, seq FROM said UNION ALL SELECT id, seq FROM moved) AS written
+    HAVING count(*) > 0
+)
+"""
+
+
 # held → what becomes of each → jobs, events and outbox, in lock order of the ids. Only a running job has a
 # lease token. LATERAL with its LIMIT keeps the look-up on the primary key, whatever the planner believes: a
 # scan over the index of live jobs would wade through the dead entries of all that ran before.
 # A worker that gives up on a job that was asked to stop has thereby confirmed the cancel.
-SETTLE = (
-    f"""
+def _settling(*, says: bool) -> str:
+    """`says`: some of them have output to be written, too, which takes the seq before the verb's."""
+
+    def saying(part: str) -> str:
+        return part if says else ""
+
+    return (
+        f"""
 WITH input AS (
     SELECT * FROM unnest(
-        $1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::float8[], $7::text[], $8::text[], $9::float8[], $10::text[]
-    ) AS input (id, token, verb, result, error, delay, reason, usage, jitter, fingerprint)
+        $1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::float8[], $7::text[], $8::text[], $9::float8[], $10::text[]{saying(", $12::text[]")}
+    ) AS input (id, token, verb, result, error, delay, reason, usage, jitter, fingerprint{saying(", output")})
     ORDER BY id COLLATE "C"
 )
 , held AS (
     SELECT
-        j.id, j.state AS was, input.verb, input.result, input.error, input.usage, input.fingerprint,
+        j.id, j.state AS was, input.verb, input.result, input.error, input.usage, input.fingerprint,{saying(" input.output,")}
         CASE
             WHEN input.verb = 'complete' THEN 'done'
             WHEN input.verb = 'start' THEN 'working'
@@ -94,7 +121,7 @@ WITH input AS (
     UPDATE jobs AS j SET
         state = h.becomes,
         reason = h.reason,
-        seq = j.seq + CASE WHEN h.becomes = 'done' AND h.was = 'loading' THEN 2 ELSE 1 END,
+        seq = j.seq + CASE WHEN h.becomes = 'done' AND h.was = 'loading' THEN 2 ELSE 1 END{saying(" + (h.output IS NOT NULL)::int")},
         attempt = j.attempt - CASE WHEN h.becomes = 'queued' AND h.verb IN ('defer', 'release') THEN 1 ELSE 0 END,
         deferrals = j.deferrals + CASE WHEN h.becomes = 'queued' AND h.verb = 'defer' THEN 1 ELSE 0 END,
         result = coalesce(h.result, j.result),
@@ -115,7 +142,7 @@ WITH input AS (
     FROM held h
     WHERE j.id = h.id AND NOT (h.verb = 'start' AND h.was = 'working')
     RETURNING j.id, j.kind, j.seq, j.state, j.reason, j.attempt, j.worker, j.queue, j.lane, j.ready_at, j.webhook_url,
-        j.webhook_events, j.run_at, j.concurrency_key, j.has_dependents, h.was, h.error,
+        j.webhook_events, j.run_at, j.concurrency_key, j.has_dependents, h.was, h.error,{saying(" h.output,")}
         CASE j.state WHEN 'cancelled' THEN 'cancel' WHEN 'failed' THEN 'fail' ELSE h.verb END AS verb
 )
 , moved AS (
@@ -131,22 +158,31 @@ WITH input AS (
     FROM settled
 )
 """
-    + EVENT_AND_OUTBOX
-    + tally("settled")
-    + f"""
+        + (LOGGED_AND_OUTBOX + SAID if says else EVENT_AND_OUTBOX)
+        + tally("settled")
+        + f"""
 SELECT {MOVED}, kind, attempt FROM settled
 UNION ALL
 SELECT id, was, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM held WHERE verb = 'start' AND was = 'working'
 """
-)
+    )
 
-_SENT = [each.name for each in fields(Settlement)]
+
+SETTLE = _settling(says=False)
+SETTLE_AND_SAY = _settling(says=True)
+
+_SENT = [each.name for each in fields(Settlement) if each.name != "output"]
 _BACKOFF = list(DEFAULT_BACKOFF_SECONDS)
 
 
 async def settle(database: Runner, settlements: Sequence[Settlement]) -> Changes[Settled]:
     """Settle a batch in one commit, each on its own terms. At most one settlement per job."""
-    rows = await database.fetch(SETTLE, *arrays(settlements, *_SENT), _BACKOFF)
+    given = (*arrays(settlements, *_SENT), _BACKOFF)
+    outputs = [each.output for each in settlements]
+    if any(outputs):
+        rows = await database.fetch(SETTLE_AND_SAY, *given, outputs)
+    else:
+        rows = await database.fetch(SETTLE, *given)
     changes: Changes[Settled] = Changes()
     answers: dict[str, Settled] = {}
     for row in rows:
@@ -165,6 +201,8 @@ async def settle(database: Runner, settlements: Sequence[Settlement]) -> Changes
     changes.answers = [answers[each.job_id] for each in settlements]
     for settlement, answer in zip(settlements, changes.answers, strict=True):
         changes.count(SETTLEMENTS, settlement.verb.value, "true" if answer.ok else "false")
+        if settlement.output is not None and answer.ok:
+            changes.count(EVENTS_APPENDED, "output")
     return changes
 
 

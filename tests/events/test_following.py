@@ -234,8 +234,7 @@ async def test_a_second_run_in_this_process_is_compared_as_well(services: Servic
     first = await services.begin()
     first.say("one two ")
     await reader.until("one two ")
-    await first.finish(result_follows=False)
-    await services.settle(Verb.RELEASE)
+    await services.settle(Verb.RELEASE, output=await first.finish(result_follows=False))
     first.close()
     second = await services.begin()
     for word in ("one ", "two ", "three"):
