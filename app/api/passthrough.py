@@ -8,7 +8,7 @@ still has its status; after the first byte it comes in-band, and every stream en
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -204,20 +204,22 @@ class Waiting(Response):
         except Unavailable as problem:
             await self._error(503, problem.detail)
 
-    def _follow(self, job_id: str, *, fresh: bool = False) -> AsyncIterator[Followed]:
+    def _follow(self, job_id: str, *, fresh: bool = False) -> AsyncIterator[Sequence[Followed]]:
         services = self._services
         follower = Follower(services.database, services.hub, services.live, job_id, self._call.job.tenant)
         return follower.follow(services.settings.keep_alive_seconds, fresh=fresh)
 
-    async def _tell(self, following: AsyncIterator[Followed]) -> None:
-        call, dialect = self._call, self._call.dialect
+    async def _tell(self, following: AsyncIterator[Sequence[Followed]]) -> None:
+        call = self._call
         model, now = call.job.model or "", datetime.now(UTC)
-        writer = dialect.writer(call.kind, model, self._job_id, now, include_usage=call.include_usage)
-        async for each in following:
-            match each:
-                case Output(part=part):
-                    if call.streams:
-                        await self._say(dialect.encode(writer.say(part, datetime.now(UTC))))
+        writer = call.dialect.writer(call.kind, model, self._job_id, now, include_usage=call.include_usage)
+        async for told in following:
+            last = told[-1]
+            if call.streams and isinstance(told[0], Output):
+                await self._say(self._frames(writer, told), last=False)
+            match last:
+                case Output():
+                    pass
                 case Restarted():
                     if call.streams:
                         await self._error(500, RESTARTED)
@@ -227,10 +229,18 @@ class Waiting(Response):
                     return
                 case Ended():
                     self._ended = True
-                    await self._last_words(writer, each)
+                    await self._last_words(writer, last)
                     return
                 case _:
                     await self._keep_alive(writer)
+
+    def _frames(self, writer: AnswerWriter, told: Sequence[Followed]) -> bytes:
+        """What came together leaves together, in one write."""
+        dialect, now = self._call.dialect, datetime.now(UTC)
+        if len(told) == 1 and isinstance(told[0], Output):
+            return dialect.encode(writer.say(told[0].part, now))
+        said = [each.part for each in told if isinstance(each, Output)]
+        return b"".join([dialect.encode(writer.say(part, now)) for part in said])
 
     async def _last_words(self, writer: AnswerWriter, job: Ended) -> None:
         call, dialect = self._call, self._call.dialect

@@ -196,6 +196,7 @@ class Hub:
         try:
             yield watch
         finally:
+            watch.put_away()
             WATCHED.dec()
             others = self._watches[job_id]
             others.discard(watch)

@@ -288,10 +288,18 @@ class TargetAnswer:
             kind, source, self._dialect, job.model or "", job.id, datetime.now(UTC), asked=body
         )
         self._fold = self._dialect.fold(kind)
+        # Something was said already.
+        self._begun = False
 
     def take(self, frame: Frame) -> None:
         """Raises GarbledAnswer for what is no answer."""
-        for each in self._translator.feed(frame, datetime.now(UTC)):
+        now = datetime.now(UTC)
+        text = self._translator.plain_text(frame, now) if self._begun else None
+        if text is not None:
+            self._fold.say(text)
+            self._context.output(text)
+            return
+        for each in self._translator.feed(frame, now):
             self._tell(each)
 
     def end(self) -> None:
@@ -316,4 +324,5 @@ class TargetAnswer:
         self._fold.feed(frame)
         part = None if self._kind == "embed" else self._dialect.part_of(self._kind, frame)
         if part:
+            self._begun = True
             self._context.output(part)

@@ -11,6 +11,7 @@ from typing import cast
 
 import httptools
 
+from app.loops.alarm import Alarm
 from app.outbound.errors import AnswerCutError, ConnectionDropped, OutboundProtocolError, OutboundTimeout
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -27,7 +28,8 @@ class Connection(asyncio.Protocol):
         self.on_closed: Callable[[], None] | None = None
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[None] | None = None
+        # Rings whenever something came, good or bad.
+        self._came = Alarm()
         # Between the sending of a request and the end of its answer, good or bad.
         self._is_answering = False
         self._begin()
@@ -119,22 +121,8 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     async def _more(self, idle_seconds: float | None) -> None:
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        timer = None if idle_seconds is None else loop.call_later(idle_seconds, self._idled, idle_seconds)
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-            if timer is not None:
-                timer.cancel()
-
-    def _idled(self, seconds: float) -> None:
-        self._fail(OutboundTimeout(f"nothing came for {seconds:g} s"))
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if not await self._came.wait(idle_seconds):
+            self._fail(OutboundTimeout(f"nothing came for {idle_seconds:g} s"))
 
     # asyncio.Protocol
 
@@ -154,7 +142,7 @@ class Connection(asyncio.Protocol):
             self._fail(OutboundProtocolError("the answer is no HTTP"))
         if self._is_answering:
             self._enforce_limits()
-        self._wake()
+        self._came.ring()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -236,7 +224,8 @@ class Connection(asyncio.Protocol):
 
     def _end(self) -> None:
         self._is_answering = False
-        self._wake()
+        self._came.put_away()
+        self._came.ring()
 
     def _fail(self, failure: OutboundProtocolError | OutboundTimeout) -> None:
         """What has ended stays as it is; the connection is of no more use either way."""

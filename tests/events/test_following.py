@@ -79,8 +79,8 @@ class Reader:
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        async for each in self.follower.follow(QUIET):
-            self.got.append(each)
+        async for told in self.follower.follow(QUIET):
+            self.got += told
 
     @property
     def parts(self) -> list[Any]:
