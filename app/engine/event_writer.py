@@ -123,7 +123,7 @@ class Transcript:
         self.open().add(part)
         if not self._unwritten:
             if not self._due:
-                self._due = time.monotonic() + FIRST_ROW_SECONDS
+                self._due = time.monotonic() + self._pause(FIRST_ROW_SECONDS)
             self._event_writer.spoke(self)
         self._unwritten.append(part)
 
@@ -142,17 +142,20 @@ class Transcript:
 
     def is_due(self, now: float) -> bool:
         """Not while a row is on its way: a database that is slow gets larger rows, not more of them."""
-        if now < self._due or self._row is not None:
-            return False
-        late = now >= self._due + UNREAD_ROW_SECONDS - BEAT_SECONDS
-        return late or self._event_writer.is_read(self._job.id) or self._job.webhook_url is not None
+        return now >= self._due and self._row is None
 
     def write_row(self, now: float) -> None:
         self._event_writer.fell_silent(self)
-        # Half a beat is the room for a beat that came late: the next one need not be missed.
-        self._due = now + BEAT_SECONDS / 2
+        # Half a beat is the room for a beat that comes late: the next one need not be missed.
+        self._due = now + self._pause(BEAT_SECONDS / 2)
         self._row = self._event_writer.write(self._as_event(self._take()))
         self._row.add_done_callback(self._was_written)
+
+    def _pause(self, if_read: float) -> float:
+        """Seconds until the next row, as far as can be told now: whoever comes later waits for it once."""
+        # Webhooks of output are readers as well.
+        is_read = self._job.webhook_url is not None or self._event_writer.is_read(self._job.id)
+        return if_read if is_read else UNREAD_ROW_SECONDS - BEAT_SECONDS / 2
 
     def _was_written(self, row: "asyncio.Future[Appended | None]") -> None:
         self._row = None

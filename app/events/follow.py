@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import orjson
 
 from app.errors import InvalidRequest, NotFound, Unavailable
@@ -24,8 +25,7 @@ from app.store.job import Job
 from app.store.read import get_job
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(msgspec.Struct, frozen=True, gc=False):
     """A piece of output: `position` is where it ends, so that a reader can resume right after it."""
 
     run: int
