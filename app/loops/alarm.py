@@ -13,22 +13,26 @@ class Alarm:
     one, it is set again. So a stream with a word every few milliseconds sets a timer every few seconds.
     """
 
-    __slots__ = ("_rung", "_timer", "_until", "_waiter")
+    __slots__ = ("_timer", "_until", "_waiter", "rung")
 
     def __init__(self) -> None:
-        self._rung = False
+        self.rung = False
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._until = 0.0
 
     def ring(self) -> None:
-        self._rung = True
+        self.rung = True
         if self._waiter is not None:
             _release(self._waiter)
 
+    def clear(self) -> None:
+        """Whatever rang so far is dealt with."""
+        self.rung = False
+
     async def wait(self, timeout: float | None) -> bool:
         """Until it rings, or the time is over: then False."""
-        if not self._rung:
+        if not self.rung:
             loop = asyncio.get_running_loop()
             self._waiter = loop.create_future()
             if timeout is None:
@@ -39,7 +43,7 @@ class Alarm:
                 await self._waiter
             finally:
                 self._waiter = None
-        rung, self._rung = self._rung, False
+        rung, self.rung = self.rung, False
         return rung
 
     def _set(self, loop: asyncio.AbstractEventLoop, until: float) -> None:
