@@ -128,7 +128,7 @@ class Follower:
         with self._hub.watch(self._job_id) as watch:
             self._watch = watch
             try:
-                silent = fresh and self._live_outputs.get(self._job_id) is None
+                silent = fresh and not self._abandoned and self._live_outputs.get(self._job_id) is None
                 if silent and not await watch.changed(1, quiet_seconds):
                     yield [Quiet("queued")]
                 while not self._abandoned:

@@ -180,9 +180,12 @@ class LlmExecutor:
                 answer.take(parse_frame(await response.read(MAX_WHOLE_BYTES)))
                 return
             decoder = dialect.decoder()
-            async for chunk in response.chunks():
+
+            def take(chunk: bytes) -> None:
                 for frame in decoder.feed(chunk):
                     answer.take(frame)
+
+            await response.pour(take)
             for frame in decoder.finish():
                 answer.take(frame)
         answer.end()

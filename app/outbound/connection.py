@@ -20,6 +20,8 @@ WIRE_BYTES_PER_BODY_BYTE = 8
 # Beyond this much unread the peer has to wait.
 HIGH_WATER = 256 * 1024
 
+Sink = Callable[[bytes], None]
+
 
 class Connection(asyncio.Protocol):
     """One request at a time; `is_reusable` tells whether another may follow."""
@@ -49,6 +51,10 @@ class Connection(asyncio.Protocol):
         self._high_water = HIGH_WATER
         self._is_paused = False
         self._was_cut_off = False
+        # Takes the body as it comes, where somebody wants it so; what it raised; when something last came.
+        self._sink: Sink | None = None
+        self._objection: Exception | None = None
+        self._heard_at = 0.0
 
     @property
     def is_reusable(self) -> bool:
@@ -101,6 +107,42 @@ class Connection(asyncio.Protocol):
         self._resume()
         return chunk
 
+    async def pour(self, sink: Sink, idle_seconds: float | None) -> None:
+        """Hand the body to `sink` as it comes, right where it is read, until its end. What it raises ends it.
+
+        A reader that is woken for each chunk would cost more than most of what comes.
+        """
+        loop = asyncio.get_running_loop()
+        self._sink, self._heard_at = sink, loop.time()
+        try:
+            if self._body:
+                self._pour()
+            while self._is_answering:
+                left = None if idle_seconds is None else self._heard_at + idle_seconds - loop.time()
+                if left is not None and left <= 0:
+                    self._fail(OutboundTimeout(f"nothing came for {idle_seconds:g} s"))
+                else:
+                    await self._came.wait(left)
+        finally:
+            self._sink = None
+        problem = self._objection or self._failure
+        if problem is not None:
+            raise problem
+
+    def _pour(self) -> None:
+        chunk = bytes(self._body)
+        self._body.clear()
+        self._resume()
+        try:
+            if self._sink is not None:
+                self._sink(chunk)
+        except Exception as problem:
+            # The run's own: it is raised where the run waits.
+            self._sink, self._objection = None, problem
+            self._keeps_alive = False
+            self._end()
+            self.abort()
+
     async def rest(self, max_bytes: int, idle_seconds: float | None) -> tuple[bytes, bool]:
         """The whole of the body, or its first `max_bytes`; then True: no more is waited for."""
         self._max_wire_bytes = MAX_HEAD_BYTES + WIRE_BYTES_PER_BODY_BYTE * max_bytes
@@ -140,9 +182,14 @@ class Connection(asyncio.Protocol):
             self._fail(OutboundProtocolError("the receiver switched protocols"))
         except httptools.HttpParserError:
             self._fail(OutboundProtocolError("the answer is no HTTP"))
+        if self._sink is not None and self._body:
+            self._pour()
         if self._is_answering:
             self._enforce_limits()
-        self._came.ring()
+        if self._sink is not None and self._is_answering:
+            self._heard_at = asyncio.get_running_loop().time()
+        else:
+            self._came.ring()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
