@@ -2,8 +2,8 @@
 
 Output is gathered so that a job writes at most one row per 100 ms, however fast its tokens come, and all jobs
 write on the same beat, so that their rows share a statement. While nobody reads a job's log, its rows are
-fewer. What is left when the run ends goes into the commit of its settlement. A run that has said plain text
-only and is over before its first row leaves none: its result says it all.
+fewer. What is left when the run ends goes into the commit of its settlement. A quick run that has said plain
+text only and is over before its first row leaves none: its result says it all.
 Listeners in this process wait for none of that (see events/live_output.py).
 """
 
@@ -30,6 +30,8 @@ FIRST_ROW_SECONDS = 0.03
 BEAT_SECONDS = 0.1
 # Between the rows of a job whose log nobody reads.
 UNREAD_ROW_SECONDS = 0.5
+# A run that spoke for no longer than that was quick.
+QUICK_SECONDS = 0.1
 MAX_ROWS = 500
 # An event this large fills as much of a batch as two small ones.
 ROW_BYTES = 2048
@@ -106,7 +108,8 @@ class Transcript:
         self._live: LiveOutput | None = None
         self._unwritten: list[Part] = []
         self._written = 0
-        # When the next row may be written; and the one that is on its way into the database.
+        # When the first word was said, when the next row may be written, and the one that is on its way.
+        self._began = 0.0
         self._due = 0.0
         self._row: asyncio.Future[Appended | None] | None = None
 
@@ -122,8 +125,9 @@ class Transcript:
             return
         self.open().add(part)
         if not self._unwritten:
-            if not self._due:
-                self._due = time.monotonic() + self._pause(FIRST_ROW_SECONDS)
+            if not self._began:
+                self._began = time.monotonic()
+                self._due = self._began + self._pause(FIRST_ROW_SECONDS)
             self._event_writer.spoke(self)
         self._unwritten.append(part)
 
@@ -172,10 +176,7 @@ class Transcript:
         if self._row is not None:
             # Output comes before the end, also in the log.
             await asyncio.wait([self._row])
-        if result_follows and self._written == 0 and all(isinstance(part, str) for part in self._unwritten):
-            # The result, which follows, holds all that was said.
-            self._unwritten = []
-        if not self._unwritten:
+        if not self._unwritten or (result_follows and self._result_says_it_all()):
             return None
         data = self._take()
         if self._job.webhook_url is None:
@@ -185,6 +186,11 @@ class Transcript:
         except Unavailable:
             log.debug("event_writer.output_not_written", job_id=self._job.id)
         return None
+
+    def _result_says_it_all(self) -> bool:
+        """And nobody can have missed the rows that such a run would have."""
+        quick = self._written == 0 and time.monotonic() - self._began <= QUICK_SECONDS
+        return quick and all(isinstance(part, str) for part in self._unwritten)
 
     def close(self, result: str | None = None) -> None:
         """The run is settled: listeners go on with the job's end, which is `result` if that made it done."""

@@ -110,9 +110,11 @@ async def test_what_is_left_at_the_end_is_for_the_settlement_and_follows_what_is
     assert not writer._speaking
 
 
-async def test_a_run_that_is_over_before_its_first_row_leaves_none_if_its_result_says_it_all(
-    database: Database, writer: EventWriter, store: Store
+async def test_a_quick_run_leaves_no_row_if_its_result_says_it_all(
+    database: Database, writer: EventWriter, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(event_writer, "FIRST_ROW_SECONDS", 3600.0)
+    monkeypatch.setattr(event_writer, "QUICK_SECONDS", 3600.0)
     text, more, failed = await transcripts(database, writer, 3)
     text.say("all")
     more.say("all")
@@ -121,6 +123,19 @@ async def test_a_run_that_is_over_before_its_first_row_leaves_none_if_its_result
     assert await text.finish(result_follows=True) is None
     assert orjson.loads(await more.finish(result_follows=True) or "")["parts"][0] == "all"
     assert orjson.loads(await failed.finish(result_follows=False) or "")["text"] == "all"
+    assert store.batches == []
+
+
+async def test_a_run_that_took_its_time_leaves_what_it_said(
+    database: Database, writer: EventWriter, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nobody read its log, and so no row was written before its end."""
+    monkeypatch.setattr(event_writer, "FIRST_ROW_SECONDS", 3600.0)
+    monkeypatch.setattr(event_writer, "QUICK_SECONDS", 0.0)
+    [one] = await transcripts(database, writer, 1)
+    one.say("all")
+    await until(lambda: time.monotonic() > one._began)
+    assert orjson.loads(await one.finish(result_follows=True) or "")["text"] == "all"
     assert store.batches == []
 
 
