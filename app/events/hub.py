@@ -273,6 +273,8 @@ class Hub:
             if not all(watch.hears_the_run for watch in watches)
         }
         self._looked = time.monotonic()
+        if not seen:
+            return None
         # Of a change that another process made, and whose hint was lost.
         self._spread(Changes(jobs=set(await read.moved_past(self._database, seen))))
         return None
