@@ -234,7 +234,6 @@ class Hub:
         self._connection = await notices.Listener.open(
             self._listen_url or "", self._database.listening, self._heard, self._lost
         )
-        self._neighbours.asked()
         await self._connection.greet(self._origin, asks=True)
         # Whatever was said while nobody listened is looked up.
         self._poller.wake()
@@ -248,6 +247,7 @@ class Hub:
     def _heard(self, payload: str) -> None:
         notice = notices.read(payload)
         if notice.origin == self._origin:
+            self._neighbours.heard_itself()
             return
         self._neighbours.heard()
         if notice.asks:

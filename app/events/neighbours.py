@@ -1,8 +1,8 @@
 """Whether other processes may be listening: while none is, no hint has to cross.
 
 Whoever begins to listen asks who else does, and says every few seconds that it is there. So a process that
-has heard nobody for a while is alone. It may be wrong for a moment (a stalled machine, a connection that
-hangs): then a hint is missed, and the other's polling finds what it was about.
+hears itself, and has heard nobody else for a while, is alone. It may be wrong for a moment (a machine or
+a connection that hangs): then a hint is missed, and the other's polling finds what it was about.
 """
 
 import math
@@ -21,24 +21,28 @@ class Neighbours:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # When the others were asked; None while this process does not listen, and so cannot know.
-        self._asked: float | None = None
-        self._heard = -math.inf
+        # When the others were asked, and when this process last heard its own words: behind a PgBouncer it
+        # may listen and hear nothing at all, and then cannot know.
+        self._asked = math.inf
+        self._heard_itself = -math.inf
+        self._heard_others = -math.inf
 
-    def asked(self) -> None:
-        self._asked = self._clock()
+    def heard_itself(self) -> None:
+        """First the question to the others; then that it is there."""
+        self._heard_itself = self._clock()
+        self._asked = min(self._asked, self._heard_itself)
 
     def heard(self) -> None:
-        """One of them said something."""
-        self._heard = self._clock()
+        """One of the others said something."""
+        self._heard_others = self._clock()
 
     def lost(self) -> None:
         """Nothing is heard any more."""
-        self._asked = None
+        self._asked, self._heard_itself = math.inf, -math.inf
 
     @property
     def may_listen(self) -> bool:
-        if self._asked is None:
-            return True
         now = self._clock()
-        return now - self._heard < GONE_SECONDS or now - self._asked < ANSWERED_SECONDS
+        hears = now - self._heard_itself < GONE_SECONDS
+        is_alone = now - self._heard_others >= GONE_SECONDS and now - self._asked >= ANSWERED_SECONDS
+        return not (hears and is_alone)

@@ -24,32 +24,43 @@ class Clock:
         return self.now
 
 
-def test_whoever_does_not_listen_cannot_know() -> None:
+def test_whoever_does_not_hear_itself_cannot_know() -> None:
     clock = Clock()
     known = Neighbours(clock)
     assert known.may_listen
     clock.now += 10 * GONE_SECONDS
+    assert known.may_listen
+    known.heard_itself()
+    clock.now += ANSWERED_SECONDS
+    assert not known.may_listen
+    # Still connected, and heard nothing more: not even its own words.
+    clock.now += GONE_SECONDS
     assert known.may_listen
 
 
 def test_nobody_who_answers_is_nobody_there() -> None:
     clock = Clock()
     known = Neighbours(clock)
-    known.asked()
+    known.heard_itself()
     assert known.may_listen
     clock.now += ANSWERED_SECONDS
+    known.heard_itself()
     assert not known.may_listen
     known.lost()
+    assert known.may_listen
+    # Asked anew, the others have the time to answer once more.
+    known.heard_itself()
     assert known.may_listen
 
 
 def test_whoever_is_heard_is_there_until_nothing_was_heard_for_long() -> None:
     clock = Clock()
     known = Neighbours(clock)
-    known.asked()
+    known.heard_itself()
     clock.now += ANSWERED_SECONDS
     known.heard()
     clock.now += GONE_SECONDS - 0.1
+    known.heard_itself()
     assert known.may_listen
     clock.now += 0.1
     assert not known.may_listen
@@ -77,7 +88,7 @@ async def test_alone_it_tells_nobody_and_a_newcomer_is_told_from_its_first_momen
     monkeypatch.setattr(neighbours, "ANSWERED_SECONDS", 0.0)
     job_id = await put_one(database)
     async with running(database, database_url) as here:
-        assert not here._neighbours.may_listen
+        await until(lambda: not here._neighbours.may_listen)
         before = sent()
         here.announce(Changes(jobs={job_id}))
         assert not here._untold.jobs
