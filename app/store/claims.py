@@ -107,8 +107,17 @@ CLAIM_AND_START = _DUE + _START_DUE + _RUNNING
 CLAIM_FAIRLY_TO_RUN = fair.DUE + _CLAIM_DUE + _TO_RUN
 CLAIM_FAIRLY = fair.DUE + _CLAIM_DUE + _WHOLE
 CLAIM_FAIRLY_AND_START = fair.DUE + _START_DUE + _RUNNING
-_PLAIN: dict[type[Any], str] = {ClaimedJob: CLAIM_TO_RUN, LeasedJob: CLAIM_WHOLE}
-_FAIR: dict[type[Any], str] = {ClaimedJob: CLAIM_FAIRLY_TO_RUN, LeasedJob: CLAIM_FAIRLY}
+# By how much of the jobs is wanted, and whether they start.
+_PLAIN: dict[tuple[type[Any], bool], str] = {
+    (ClaimedJob, False): CLAIM_TO_RUN,
+    (ClaimedJob, True): CLAIM_AND_START,
+    (LeasedJob, False): CLAIM_WHOLE,
+}
+_FAIR: dict[tuple[type[Any], bool], str] = {
+    (ClaimedJob, False): CLAIM_FAIRLY_TO_RUN,
+    (ClaimedJob, True): CLAIM_FAIRLY_AND_START,
+    (LeasedJob, False): CLAIM_FAIRLY,
+}
 # How much of the jobs a claimer gets.
 Claimed = TypeVar("Claimed", ClaimedJob, LeasedJob)
 
@@ -140,14 +149,6 @@ class _Request(Generic[Claimed]):
     runs_on: str | None = None
     # Nothing has to be made ready: they start at once.
     starts: bool = False
-
-    @property
-    def plain(self) -> str:
-        return CLAIM_AND_START if self.starts else _PLAIN[self.row]
-
-    @property
-    def fair(self) -> str:
-        return CLAIM_FAIRLY_AND_START if self.starts else _FAIR[self.row]
 
     @property
     def limit(self) -> int:
@@ -231,7 +232,7 @@ class Claims:
     async def _claim(self, runner: Runner, asked: _Request[Claimed]) -> list[Claimed]:
         ranges = self._low_water.ranges(asked.queue, asked.lanes)
         found = await runner.fetch(
-            asked.plain,
+            _PLAIN[asked.row, asked.starts],
             asked.queue,
             *arrays(ranges, "lane", "low", "high", "mark"),
             *asked.for_claimants(),
@@ -252,7 +253,8 @@ class Claims:
             here = [head["lane"] for head in heads if head["rank"] == rank]
             served = self._turns.served(queue, here)
             values = min(asked.limit, fair.MAX_VALUES)
-            found = await runner.fetch(asked.fair, queue, here, served, rank, values, *asked.for_claimants())
+            statement = _FAIR[asked.row, asked.starts]
+            found = await runner.fetch(statement, queue, here, served, rank, values, *asked.for_claimants())
             taken = as_rows(asked.row, found)
             self._turns.learn(queue, taken)
             claimed += taken
