@@ -8,7 +8,7 @@ still has its status; after the first byte it comes in-band, and every stream en
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -37,7 +37,7 @@ from app.jobs.states import LIVE
 from app.jobs.submission import TEN_YEARS, Extensions, NewJob, is_name, new_job
 from app.loops.off_loop import off_loop
 from app.store.events import NewEvent, Want
-from app.store.idempotency import Receipt, Submission
+from app.store.idempotency import Submission
 from app.targets.config import ECHO_NAME
 from app.telemetry import PASSTHROUGH
 
@@ -160,35 +160,37 @@ class Waiting(Response):
         self._call = call
         self._release = release
         self._stream: OpenStream
+        self._follower: Follower | None = None
         self._job_id = ""
-        self._submitting: asyncio.Future[Receipt] | None = None
         self._ended = False
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Refused before there is a job, when this process has its fill of streams.
         with self._services.streams.place("answers") if self._call.streams else contextlib.nullcontext():
-            # A lambda, because the task is there only once there is a stream.
-            async with answering(receive, send, lambda: talking.cancel()) as self._stream:  # noqa: PLW0108
-                talking = asyncio.ensure_future(self._talk())
+            async with answering(receive, send, self._caller_left) as self._stream:
                 try:
-                    await asyncio.wait({talking})
-                finally:
-                    talking.cancel()
-                    await asyncio.gather(talking, return_exceptions=True)
-                if talking.cancelled() or not self._ended:
-                    PASSTHROUGH.labels(self._call.dialect.name, "disconnected").inc()
-                    await self._hung_up()
-                if not talking.cancelled():
-                    talking.result()
+                    await self._talk()
+                except Exception:
+                    await self._leave()
+                    raise
+                await self._leave()
+
+    def _caller_left(self) -> None:
+        """What is on its way into the database gets there, and is cancelled there."""
+        if self._follower is not None:
+            self._follower.abandon()
+
+    async def _leave(self) -> None:
+        if not self._ended:
+            PASSTHROUGH.labels(self._call.dialect.name, "disconnected").inc()
+            await self._hung_up()
 
     async def _talk(self) -> None:
         services, call = self._services, self._call
         submission = Submission([call.job], call.job.tenant, call.key, call.fingerprint)
-        self._submitting = asyncio.ensure_future(services.intake.submit(submission))
         try:
-            # Not cut off by a caller who hangs up: what is on its way into the database is cancelled there.
-            receipt = await asyncio.shield(self._submitting)
+            receipt = await services.intake.submit(submission)
         except ForemanError as problem:
             self._ended = True
             await self._refuse(surfaces.refusal(call.dialect, problem))
@@ -200,37 +202,51 @@ class Waiting(Response):
         try:
             if receipt.replayed:
                 await services.event_writer.append(NewEvent(self._job_id, ATTACHED))
-            await self._tell(self._follow(self._job_id, fresh=not receipt.replayed))
+            await self._tell(fresh=not receipt.replayed)
         except Unavailable as problem:
             await self._error(503, problem.detail)
 
-    def _follow(self, job_id: str, *, fresh: bool = False) -> AsyncIterator[Followed]:
-        services = self._services
-        follower = Follower(services.database, services.hub, services.live, job_id, self._call.job.tenant)
+    def _follow(self, *, fresh: bool) -> AsyncGenerator[Sequence[Followed], None]:
+        services, tenant = self._services, self._call.job.tenant
+        follower = Follower(services.database, services.hub, services.live, self._job_id, tenant)
+        self._follower = follower
+        if self._stream.gone:
+            follower.abandon()
         return follower.follow(services.settings.keep_alive_seconds, fresh=fresh)
 
-    async def _tell(self, following: AsyncIterator[Followed]) -> None:
-        call, dialect = self._call, self._call.dialect
+    async def _tell(self, *, fresh: bool = False) -> None:
+        call = self._call
         model, now = call.job.model or "", datetime.now(UTC)
-        writer = dialect.writer(call.kind, model, self._job_id, now, include_usage=call.include_usage)
-        async for each in following:
-            match each:
-                case Output(part=part):
-                    if call.streams:
-                        await self._say(dialect.encode(writer.say(part, datetime.now(UTC))))
-                case Restarted():
-                    if call.streams:
-                        await self._error(500, RESTARTED)
-                    else:
-                        # Nothing was sent yet: the new answer is as good.
-                        await self._tell(self._follow(self._job_id))
-                    return
-                case Ended():
-                    self._ended = True
-                    await self._last_words(writer, each)
-                    return
-                case _:
-                    await self._keep_alive(writer)
+        writer = call.dialect.writer(call.kind, model, self._job_id, now, include_usage=call.include_usage)
+        async with contextlib.aclosing(self._follow(fresh=fresh)) as following:
+            async for told in following:
+                last = told[-1]
+                if call.streams and isinstance(told[0], Output):
+                    await self._say(self._frames(writer, told))
+                match last:
+                    case Output():
+                        pass
+                    case Restarted():
+                        if call.streams:
+                            await self._error(500, RESTARTED)
+                        else:
+                            # Nothing was sent yet: the new answer is as good.
+                            await self._tell()
+                        return
+                    case Ended():
+                        self._ended = True
+                        await self._last_words(writer, last)
+                        return
+                    case _:
+                        await self._keep_alive(writer)
+
+    def _frames(self, writer: AnswerWriter, told: Sequence[Followed]) -> bytes:
+        """What came together leaves together, in one write."""
+        dialect, now = self._call.dialect, datetime.now(UTC)
+        if len(told) == 1 and isinstance(told[0], Output):
+            return dialect.encode(writer.say(told[0].part, now))
+        said = [each.part for each in told if isinstance(each, Output)]
+        return b"".join([dialect.encode(writer.say(part, now)) for part in said])
 
     async def _last_words(self, writer: AnswerWriter, job: Ended) -> None:
         call, dialect = self._call, self._call.dialect
@@ -293,16 +309,12 @@ class Waiting(Response):
 
     async def _hung_up(self) -> None:
         """The caller is gone, or was told that it must ask again."""
-        if self._submitting is None or not self._call.cancels:
-            return
-        try:
-            job_id = (await self._submitting).job_ids[0]
-        except ForemanError:
+        if not self._job_id or not self._call.cancels:
             return
         if self._call.key is not None:
-            _later(self._cancel_unless_attached(job_id))
+            _later(self._cancel_unless_attached(self._job_id))
         else:
-            await self._cancel(job_id)
+            await self._cancel(self._job_id)
 
     async def _cancel_unless_attached(self, job_id: str) -> None:
         """Whoever comes back says so in the job's log: it may be to another replica."""

@@ -22,7 +22,7 @@ from app.dialects import DEFAULT_DIALECT, DIALECTS, DialectName
 from app.dialects.framing import NDJSON
 from app.dialects.protocol import Dialect
 from app.errors import ForemanError, NotFound, Unavailable
-from app.events.follow import Ended, Follower, Output, Quiet, Restarted
+from app.events.follow import Ended, Followed, Follower, Output, Quiet, Restarted
 from app.events.frames import GONE, RESTARTED, Frames
 from app.events.sse import COMMENT, frame
 from app.jobs.submission import invalid
@@ -110,6 +110,18 @@ class TokenFrames:
             return b"".join([frame(self.id, None, body) for body in bodies])
         return b"".join([body + b"\n" for body in bodies])
 
+    def told(self, each: Followed) -> bytes:
+        match each:
+            case Output(run, position, part):
+                self.at(run, position)
+                return self.render(self.frames.part(part))
+            case Quiet():
+                return self.silence()
+            case Restarted():
+                return self.render(self.frames.error(RESTARTED))
+            case Ended():
+                return self.ended(each)
+
     def silence(self) -> bytes:
         return COMMENT if self.sse else self.render([self.frames.silence()])
 
@@ -144,17 +156,8 @@ class TokenStream:
         tokens = self._tokens
         quiet = self._services.streams.keep_alive_seconds
         async with contextlib.aclosing(self._follower.follow(quiet)) as following:
-            async for each in following:
-                match each:
-                    case Output(run, position, part):
-                        tokens.at(run, position)
-                        said = tokens.render(tokens.frames.part(part))
-                    case Quiet():
-                        said = tokens.silence()
-                    case Restarted():
-                        said = tokens.render(tokens.frames.error(RESTARTED))
-                    case Ended():
-                        said = tokens.ended(each)
+            async for told in following:
+                said = b"".join([tokens.told(each) for each in told])
                 if said:
                     await answer.say(said)
                 if answer.gone:

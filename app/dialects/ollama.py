@@ -34,6 +34,8 @@ _NO_DETAILS = {
 }
 
 _SAID = ("thinking", "tool_calls", "images")
+_PLAIN = frozenset({"model", "created_at", "message", "response", "done"})
+_PLAIN_MESSAGE = frozenset({"role", "content"})
 _NOT_FIGURES = frozenset({"message", "response", "model", "created_at", "logprobs", *_SAID})
 
 
@@ -154,6 +156,9 @@ class OllamaFold(Fold):
         self._logprobs: list[Any] = []
         self._final: Frame | None = None
 
+    def say(self, text: str) -> None:
+        self._texts.append(text)
+
     def _add(self, frame: Frame) -> None:
         said, text = _said(self._kind, frame)
         self._texts.append(text)
@@ -272,6 +277,15 @@ class Ollama(Dialect):
         if kind == "chat":
             return {"message": {"role": "assistant", "content": text, **more}, **logprobs}
         return {"response": text, **more, **logprobs}
+
+    def plain_text(self, kind: Kind, frame: Frame) -> str | None:
+        if not frame.keys() <= _PLAIN or frame.get("done") is not False:
+            return None
+        said, name = (frame.get("message"), "content") if kind == "chat" else (frame, "response")
+        if not isinstance(said, dict) or (kind == "chat" and not said.keys() <= _PLAIN_MESSAGE):
+            return None
+        text = said.get(name)
+        return text if isinstance(text, str) else None
 
     def unsaid(self, kind: Kind, result: Frame) -> Part | None:
         if kind == "chat":

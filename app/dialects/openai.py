@@ -13,6 +13,7 @@ from app.dialects.openai_answers import (
     OpenAIWriter,
     completion_id,
     part_of,
+    plain_text,
     write_call,
 )
 from app.dialects.protocol import Body, Dialect, Question, Told
@@ -85,6 +86,7 @@ class OpenAI(Dialect):
     end_of_stream = SSE_DONE
     inventory_questions = (Question("/v1/models"),)
     embeddings_in = ("data",)
+    keeps_envelopes = True
     reader = OpenAIReader
     writer = OpenAIWriter
     fold = OpenAIFold
@@ -147,6 +149,9 @@ class OpenAI(Dialect):
 
     def part_of(self, kind: Kind, frame: Frame) -> Part | None:
         return part_of(frame)
+
+    def plain_text(self, kind: Kind, frame: Frame) -> str | None:
+        return plain_text(frame) if kind == "chat" else None
 
     def unsaid(self, kind: Kind, result: Frame) -> Part | None:
         choices = [as_dict(choice) for choice in as_list(result.get("choices"))]

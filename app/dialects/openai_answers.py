@@ -17,6 +17,10 @@ _ENVELOPE = frozenset(
 )
 
 
+_PLAIN = frozenset({"id", "object", "created", "model", "system_fingerprint", "choices"})
+_PLAIN_CHOICE = frozenset({"index", "delta", "finish_reason", "logprobs"})
+
+
 def completion_id(kind: Kind, answer_id: str) -> str:
     return f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{answer_id}"
 
@@ -37,6 +41,23 @@ def part_of(chunk: Frame) -> Part | None:
             return text
     rest = {name: value for name, value in chunk.items() if name not in _ENVELOPE}
     return {**rest, "choices": choices}
+
+
+def plain_text(chunk: Frame) -> str | None:
+    """The text of a chunk of a chat that only goes on with its one choice."""
+    choices = chunk.get("choices")
+    if not chunk.keys() <= _PLAIN or chunk.get("object") == "error":
+        return None
+    if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+        return None
+    choice = choices[0]
+    if not choice.keys() <= _PLAIN_CHOICE or choice.get("finish_reason") or choice.get("logprobs"):
+        return None
+    delta = choice.get("delta")
+    if choice.get("index") != 0 or not isinstance(delta, dict) or delta.keys() != {"content"}:
+        return None
+    text = delta["content"]
+    return text if isinstance(text, str) else None
 
 
 def _said(choice: Frame) -> Frame:
@@ -250,6 +271,11 @@ class OpenAIFold(Fold):
         self._envelope: Frame = {}
         self._choices: dict[int, _Choice] = {}
 
+    def say(self, text: str) -> None:
+        if 0 not in self._choices:
+            self._choices[0] = _Choice()
+        self._choices[0].say(text, chat=self._kind == "chat")
+
     def _add(self, frame: Frame) -> None:
         # Later fields win (usage, timings), but a null never wipes out a value.
         for name, value in frame.items():
@@ -296,6 +322,13 @@ class _Choice:
                 self._calls.add(as_list(said["tool_calls"]))
                 said = {name: value for name, value in said.items() if name != "tool_calls"}
             _join(self._message, said)
+
+    def say(self, text: str, *, chat: bool) -> None:
+        if chat:
+            self._is_chat = True
+            self._message["content"] = as_text(self._message["content"]) + text
+        else:
+            self._text += text
 
     def whole(self) -> Frame:
         ending = {"logprobs": self._logprobs, "finish_reason": self.finish_reason}

@@ -153,6 +153,10 @@ class Fold(ABC):
         return whole
 
     @abstractmethod
+    def say(self, text: str) -> None:
+        """The same as a frame that goes on with the first choice's text and says nothing else."""
+
+    @abstractmethod
     def _add(self, frame: Frame) -> None: ...
 
     @abstractmethod
@@ -177,6 +181,8 @@ class Dialect(ABC):
     tells_residents: ClassVar[bool] = False
     # Where an answer has its embeddings.
     embeddings_in: ClassVar[tuple[str, ...]]
+    # Whether a whole answer keeps what stands beside the text in the frames of a stream.
+    keeps_envelopes: ClassVar[bool] = False
 
     reader: ClassVar[type[AnswerReader]]
     writer: ClassVar[type[AnswerWriter]]
@@ -243,6 +249,10 @@ class Dialect(ABC):
     @abstractmethod
     def part_of(self, kind: Kind, frame: Frame) -> Part | None:
         """What a frame says; None when it says nothing, as the first and the last one often do."""
+
+    @abstractmethod
+    def plain_text(self, kind: Kind, frame: Frame) -> str | None:
+        """The text of a frame that says nothing else, as nearly all do; None for every other one."""
 
     @abstractmethod
     def unsaid(self, kind: Kind, result: Frame) -> Part | None:

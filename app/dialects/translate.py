@@ -77,6 +77,15 @@ class ResponseTranslator:
             frames += self.writer.delta(delta, at)
         return frames + self._ending(at) if self._reader.ended else frames
 
+    def plain_text(self, frame: Frame, at: datetime) -> str | None:
+        """A short way for frames that are nothing but the next piece of text; None: it is to be fed."""
+        if self.finished or self._kind == "embed" or (self._verbatim and self._source.keeps_envelopes):
+            return None
+        text = self._source.plain_text(self._kind, frame)
+        if text is not None:
+            self._reader.note(frame, at)
+        return text
+
     def finish(self, at: datetime) -> list[Frame]:
         """The source has ended."""
         if self.finished:

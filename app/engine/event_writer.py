@@ -1,13 +1,13 @@
 """Writes down what running jobs say: output, progress, logs.
 
 Output is gathered so that a job writes at most one row per 100 ms, however fast its tokens come, and all jobs
-write on the same beat, so that their rows share a statement. A run that has said plain text only and is over
-before its first row leaves none: its result says it all.
+write on the same beat, so that their rows share a statement. While nobody reads a job's log, its rows are
+fewer. What is left when the run ends goes into the commit of its settlement. A quick run that has said plain
+text only and is over before its first row leaves none: its result says it all.
 Listeners in this process wait for none of that (see events/live_output.py).
 """
 
 import asyncio
-import contextlib
 import math
 import time
 from collections.abc import Sequence
@@ -27,8 +27,11 @@ from app.store.job import ClaimedJob
 log = structlog.get_logger()
 
 FIRST_ROW_SECONDS = 0.03
-ROW_SECONDS = 0.1
-BEAT_SECONDS = 0.05
+BEAT_SECONDS = 0.1
+# Between the rows of a job whose log nobody reads.
+UNREAD_ROW_SECONDS = 0.5
+# A run that spoke for no longer than that was quick.
+QUICK_SECONDS = 0.1
 MAX_ROWS = 500
 # An event this large fills as much of a batch as two small ones.
 ROW_BYTES = 2048
@@ -44,12 +47,40 @@ class EventWriter:
         self._batcher: Batcher[NewEvent, Appended | None] = Batcher(
             self._flush, max_weight=MAX_ROWS, weight=_weight
         )
+        # Those that have said something which is not written down yet; and the timer of their next beat.
+        self._speaking: set[Transcript] = set()
+        self._beat: asyncio.TimerHandle | None = None
 
     async def append(self, event: NewEvent) -> Appended | None:
         return await self._batcher.put(event)
 
+    def write(self, event: NewEvent) -> "asyncio.Future[Appended | None]":
+        """The same, for those who do not wait for it."""
+        return self._batcher.submit(event)
+
     async def drain(self) -> None:
         await self._batcher.drain()
+
+    def is_read(self, job_id: str) -> bool:
+        """Whether anybody may be waiting for the rows of this job."""
+        return self._hub.log_is_read(job_id)
+
+    def spoke(self, transcript: "Transcript") -> None:
+        """It has something to write down, at the next beat at which it may."""
+        self._speaking.add(transcript)
+        if self._beat is None:
+            self._beat = asyncio.get_running_loop().call_later(_until_beat(), self._on_beat)
+
+    def fell_silent(self, transcript: "Transcript") -> None:
+        self._speaking.discard(transcript)
+
+    def _on_beat(self) -> None:
+        now = time.monotonic()
+        for transcript in [each for each in self._speaking if each.is_due(now)]:
+            transcript.write_row(now)
+        self._beat = None
+        if self._speaking:
+            self._beat = asyncio.get_running_loop().call_later(_until_beat(), self._on_beat)
 
     async def _flush(self, events: Sequence[NewEvent]) -> Sequence[Appended | None]:
         changes = await append(self._database, events)
@@ -57,10 +88,11 @@ class EventWriter:
         return changes.answers
 
 
-def _until_beat(earliest: float) -> float:
-    """Seconds until the first beat that is not before `earliest`."""
+def _until_beat() -> float:
+    """Seconds until the next beat; one that would be at once has just been."""
     now = time.monotonic()
-    return math.ceil(max(earliest, now) / BEAT_SECONDS) * BEAT_SECONDS - now
+    left = math.ceil(now / BEAT_SECONDS) * BEAT_SECONDS - now
+    return left if left > BEAT_SECONDS / 10 else left + BEAT_SECONDS
 
 
 def _weight(event: NewEvent) -> int:
@@ -68,24 +100,23 @@ def _weight(event: NewEvent) -> int:
 
 
 class Transcript:
-    """What one run says. `say` never waits; `finish` returns when everything is written down."""
+    """What one run says. `say` never waits; `finish` returns what has to be written with the settlement."""
 
     def __init__(self, event_writer: EventWriter, job: ClaimedJob) -> None:
         self._event_writer = event_writer
-        self._job_id = job.id
-        self._lease_token = job.lease_token
-        self._attempt = job.attempt
-        # The seq of the claim: unlike the attempt's number, no two runs share it.
-        self._run = job.seq
+        self._job = job
         self._live: LiveOutput | None = None
         self._unwritten: list[Part] = []
         self._written = 0
-        self._writer: asyncio.Task[None] | None = None
-        self._finishing = asyncio.Event()
+        # When the first word was said, when the next row may be written, and the one that is on its way.
+        self._began = 0.0
+        self._due = 0.0
+        self._row: asyncio.Future[Appended | None] | None = None
 
     def open(self) -> LiveOutput:
         if self._live is None:
-            self._live = self._event_writer.live.open(self._job_id, self._run)
+            # A run is known by the seq of the claim: unlike the attempt's number, no two runs share it.
+            self._live = self._event_writer.live.open(self._job.id, self._job.seq)
         return self._live
 
     def say(self, part: Part) -> None:
@@ -93,64 +124,94 @@ class Transcript:
         if not part:
             return
         self.open().add(part)
+        if not self._unwritten:
+            if not self._began:
+                self._began = time.monotonic()
+                self._due = self._began + self._pause(FIRST_ROW_SECONDS)
+            self._event_writer.spoke(self)
         self._unwritten.append(part)
-        if self._writer is None:
-            self._writer = asyncio.create_task(self._write())
 
     async def note(self, type_: str, data: dict[str, Any], *, progress: dict[str, Any] | None = None) -> bool:
         """Progress or a log entry; False when the lease is lost."""
         written = await self._event_writer.append(
             NewEvent(
-                self._job_id,
+                self._job.id,
                 type_,
                 orjson.dumps(data).decode(),
-                self._lease_token,
+                self._job.lease_token,
                 None if progress is None else orjson.dumps(progress).decode(),
             )
         )
         return written is not None
 
-    async def finish(self, *, result_follows: bool) -> None:
-        """Write the rest, unless the result that follows holds all that was said."""
-        if result_follows and self._written == 0 and all(isinstance(part, str) for part in self._unwritten):
-            self._unwritten = []
-        self._finishing.set()
-        if self._writer is not None:
-            await self._writer
+    def is_due(self, now: float) -> bool:
+        """Not while a row is on its way: a database that is slow gets larger rows, not more of them."""
+        return now >= self._due and self._row is None
+
+    def write_row(self, now: float) -> None:
+        self._event_writer.fell_silent(self)
+        # Half a beat is the room for a beat that comes late: the next one need not be missed.
+        self._due = now + self._pause(BEAT_SECONDS / 2)
+        self._row = self._event_writer.write(self._as_event(self._take()))
+        self._row.add_done_callback(self._was_written)
+
+    def _pause(self, if_read: float) -> float:
+        """Seconds until the next row, as far as can be told now: whoever comes later waits for it once."""
+        # Webhooks of output are readers as well.
+        is_read = self._job.webhook_url is not None or self._event_writer.is_read(self._job.id)
+        return if_read if is_read else UNREAD_ROW_SECONDS - BEAT_SECONDS / 2
+
+    def _was_written(self, row: "asyncio.Future[Appended | None]") -> None:
+        self._row = None
+        if not row.cancelled() and row.exception() is not None:
+            # The log is the second copy; the result, which follows, is complete by itself.
+            log.debug("event_writer.output_not_written", job_id=self._job.id)
+
+    async def finish(self, *, result_follows: bool) -> str | None:
+        """The data of a last row, to be written with the settlement; None when there is nothing to write.
+
+        Whoever gets webhooks for output gets one of that row as well: it is then written here, on its own.
+        """
+        self._event_writer.fell_silent(self)
+        if self._row is not None:
+            # Output comes before the end, also in the log.
+            await asyncio.wait([self._row])
+        if not self._unwritten or (result_follows and self._result_says_it_all()):
+            return None
+        data = self._take()
+        if self._job.webhook_url is None:
+            return data
+        try:
+            await self._event_writer.append(self._as_event(data))
+        except Unavailable:
+            log.debug("event_writer.output_not_written", job_id=self._job.id)
+        return None
+
+    def _result_says_it_all(self) -> bool:
+        """And nobody can have missed the rows that such a run would have."""
+        quick = self._written == 0 and time.monotonic() - self._began <= QUICK_SECONDS
+        return quick and all(isinstance(part, str) for part in self._unwritten)
 
     def close(self, result: str | None = None) -> None:
         """The run is settled: listeners go on with the job's end, which is `result` if that made it done."""
+        self._event_writer.fell_silent(self)
         if self._live is not None:
-            self._event_writer.live.close(self._job_id, self._live, result)
+            self._event_writer.live.close(self._job.id, self._live, result)
 
-    async def _write(self) -> None:
-        """One row at every other beat, unless the run has ended."""
-        earliest = time.monotonic() + FIRST_ROW_SECONDS if self._written == 0 else 0.0
-        while True:
-            if not self._finishing.is_set():
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._finishing.wait(), _until_beat(earliest))
-            # Half a beat is the room for waking up late and still being on time for the next.
-            earliest = time.monotonic() + ROW_SECONDS - BEAT_SECONDS / 2
-            row, self._unwritten = self._unwritten, []
-            if not row:
-                self._writer = None
-                return
-            try:
-                await self._event_writer.append(self._event(row))
-            except Unavailable:
-                # The log is the second copy; the result, which follows, is complete by itself.
-                log.debug("event_writer.output_not_written", job_id=self._job_id)
-
-    def _event(self, parts: list[Part]) -> NewEvent:
+    def _take(self) -> str:
+        """What was said since the last row, as the data of the next."""
+        parts, self._unwritten = self._unwritten, []
         text = "".join(part for part in parts if isinstance(part, str))
         data: dict[str, Any] = {
-            "attempt": self._attempt,
-            "run": self._run,
+            "attempt": self._job.attempt,
+            "run": self._job.seq,
             "offset": self._written,
             "text": text,
         }
         if any(not isinstance(part, str) for part in parts):
             data["parts"] = parts
         self._written += sum(width(part) for part in parts)
-        return NewEvent(self._job_id, "output", orjson.dumps(data).decode(), self._lease_token)
+        return orjson.dumps(data).decode()
+
+    def _as_event(self, data: str) -> NewEvent:
+        return NewEvent(self._job.id, "output", data, self._job.lease_token)

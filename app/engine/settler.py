@@ -55,7 +55,7 @@ class Settler:
 
 
 def _size(settlement: Settlement) -> int:
-    return len(settlement.result or "") + len(settlement.error or "")
+    return len(settlement.result or "") + len(settlement.error or "") + len(settlement.output or "")
 
 
 def as_settlement(job_id: str, lease_token: str, outcome: Outcome) -> Settlement:

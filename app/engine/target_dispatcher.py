@@ -200,7 +200,11 @@ class TargetDispatcher(Loop):
     async def _claim(
         self, target: Target, pool: Pool, queue: str, lane: str, limit: int, resident: str
     ) -> list[ClaimedJob]:
-        jobs = await self._claim_from(queue, [lane], self._worker.claimant(queue, limit), runs_on=target.name)
+        claimant = self._worker.claimant(queue, limit)
+        # Where the model is resident there is nothing to load. Should it be gone by now, the target loads it
+        # while the job is working; its usage still tells how long that took.
+        starts = target.is_resident(resident)
+        jobs = await self._claim_from(queue, [lane], claimant, runs_on=target.name, starts=starts)
         if jobs:
             # The claim may have outlasted the hold on the slots; what has none left goes back.
             room = await self.slots.confirm(target.name, pool.slots, len(jobs))
@@ -216,11 +220,19 @@ class TargetDispatcher(Loop):
         return jobs
 
     async def _claim_from(
-        self, queue: str, lanes: Sequence[str], claimant: Claimant, *, runs_on: str | None = None
+        self,
+        queue: str,
+        lanes: Sequence[str],
+        claimant: Claimant,
+        *,
+        runs_on: str | None = None,
+        starts: bool = False,
     ) -> list[ClaimedJob]:
         """One queue's trouble is not the others'; when it is asked again is up to `Claims`."""
         try:
-            changes = await self._worker.claims.claim(queue, lanes, [claimant], runs_on=runs_on)
+            changes = await self._worker.claims.claim(
+                queue, lanes, [claimant], runs_on=runs_on, starts=starts
+            )
         except Unavailable:
             raise
         except Exception:

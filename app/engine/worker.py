@@ -61,7 +61,8 @@ class Run:
     lease_lost: bool = False
 
     async def start(self) -> None:
-        await self.worker.start_run(self)
+        if not self.job.started:
+            await self.worker.start_run(self)
 
     def output(self, part: Part) -> None:
         self._transcript().say(part)
@@ -263,12 +264,13 @@ class Worker:
             run.pool.running -= 1
             run.pool.settling += 1
             self._claimer.wake()
+            output: str | None = None
             if run.transcript is not None:
-                await run.transcript.finish(result_follows=isinstance(outcome, Succeeded))
+                output = await run.transcript.finish(result_follows=isinstance(outcome, Succeeded))
             if outcome is not None:
-                settled = await self._settler.settle_surely(
-                    as_settlement(run.job.id, run.job.lease_token, outcome)
-                )
+                settlement = as_settlement(run.job.id, run.job.lease_token, outcome)
+                settlement.output = output
+                settled = await self._settler.settle_surely(settlement)
                 if isinstance(outcome, Succeeded) and settled.ok and settled.state == "done":
                     result = outcome.result
         except Unavailable:

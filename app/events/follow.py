@@ -7,10 +7,11 @@ reader is told, because what was sent cannot be taken back.
 """
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import orjson
 
 from app.errors import InvalidRequest, NotFound, Unavailable
@@ -24,8 +25,7 @@ from app.store.job import Job
 from app.store.read import get_job
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(msgspec.Struct, frozen=True, gc=False):
     """A piece of output: `position` is where it ends, so that a reader can resume right after it."""
 
     run: int
@@ -59,6 +59,9 @@ class Ended:
 
 Followed = Output | Quiet | Restarted | Ended
 
+# How many pieces are handed on at once: a reader that is far behind gets them at its own pace.
+AT_ONCE = 64
+
 # A run begins with its claim; its rows follow until the next one.
 _BEGINS = "loading"
 _WITH_OUTPUT: tuple[str, ...] = (_BEGINS, "output")
@@ -91,6 +94,9 @@ class Follower:
         # The run that is being read, and the position up to which the reader has it.
         self._run = 0
         self._position = 0
+        # Of a run in this process: how far it was heard, and when it was last told on.
+        self._reached = 0
+        self._spoke = 0.0
         # What the reader has from an earlier run, as far as the new one has not yet repeated it.
         self._past: list[Unit] | None = None
         # A row is missing: the rest comes from the result, if positions in it are those of the run. They are
@@ -111,79 +117,90 @@ class Follower:
         if self._watch is not None:
             self._watch.ring()
 
-    async def follow(self, quiet_seconds: float, *, fresh: bool = False) -> AsyncGenerator[Followed, None]:
+    async def follow(
+        self, quiet_seconds: float, *, fresh: bool = False
+    ) -> AsyncGenerator[Sequence[Followed], None]:
         """Pieces in order, `Quiet` at least every `quiet_seconds`, and one of the two last words, once.
 
-        `fresh`: the job was enqueued just now, so there is nothing to read before something happens.
+        What is there together comes together, so that it can be sent together. `fresh`: the job was enqueued
+        just now, so there is nothing to read before something happens.
         """
         with self._hub.watch(self._job_id) as watch:
             self._watch = watch
             try:
-                silent = fresh and self._live_outputs.get(self._job_id) is None
+                silent = fresh and not self._abandoned and self._live_outputs.get(self._job_id) is None
                 if silent and not await watch.changed(1, quiet_seconds):
-                    yield Quiet("queued")
-                async for each in self._follow(watch, quiet_seconds):
-                    yield each
+                    yield [Quiet("queued")]
+                while not self._abandoned:
+                    live = self._live_outputs.get(self._job_id)
+                    # An older run that does not know yet that it lost its lease is not listened to.
+                    if live is not None and live.run >= self._run:
+                        with live.heard_by(watch), watch.hearing():
+                            await self._enter_live(live)
+                            while (heard := await self._hear(live, watch, quiet_seconds)) is not None:
+                                yield heard
+                        if live.result is not None and self._has_heard(live):
+                            yield [Ended("done", live.result, None)]
+                            return
+                    async for read in self._read_on(watch, quiet_seconds):
+                        yield read
+                        if isinstance(read[-1], Ended):
+                            return
             except _DivergedError:
-                yield Restarted()
+                yield [Restarted()]
 
-    async def _follow(self, watch: Watch, quiet_seconds: float) -> AsyncIterator[Followed]:
-        while not self._abandoned:
-            live = self._live_outputs.get(self._job_id)
-            # An older run that does not know yet that it lost its lease is not listened to.
-            if live is not None and live.run >= self._run:
-                with live.heard_by(watch), watch.hearing():
-                    async for each in self._follow_live(live, watch, quiet_seconds):
-                        yield each
-                if live.result is not None and self._has_heard(live):
-                    yield Ended("done", live.result, None)
-                    return
-            page = await self._page_when_there(watch)
-            if page is None:
-                yield Quiet("unknown")
-                continue
-            if not self._run:
-                page = await self._from_last_run(page)
-            for event in page.events:
-                for piece in await self._read(event):
-                    yield piece
-            self._seq = page.next_after
-            if not page.is_last:
-                continue
-            self._types = _WITH_OUTPUT
-            ending = await self._ending(page)
-            for last in ending:
-                yield last
-            if ending:
-                return
-            if not await watch.changed(page.seq, quiet_seconds):
-                yield Quiet(page.state)
+    async def _read_on(self, watch: Watch, quiet_seconds: float) -> AsyncIterator[Sequence[Followed]]:
+        """The next page of the log; where there is none, what comes next is waited for."""
+        page = await self._page_when_there(watch)
+        if page is None:
+            yield [Quiet("unknown")]
+            return
+        if not self._run:
+            page = await self._from_last_run(page)
+        pieces = [piece for event in page.events for piece in await self._read(event)]
+        if pieces:
+            yield pieces
+        self._seq = page.next_after
+        if not page.is_last:
+            return
+        self._types = _WITH_OUTPUT
+        ending = await self._ending(page)
+        if ending:
+            yield ending
+        elif not await watch.changed(page.seq, quiet_seconds):
+            yield [Quiet(page.state)]
 
     # -- where it runs -----------------------------------------------------------------------------
 
-    async def _follow_live(
-        self, live: LiveOutput, watch: Watch, quiet_seconds: float
-    ) -> AsyncIterator[Output | Quiet]:
+    async def _enter_live(self, live: LiveOutput) -> None:
         await self._enter(live.run)
         self._hole = False
-        reached = 0 if self._past is not None else self._position
-        spoke = time.monotonic()
+        self._reached = 0 if self._past is not None else self._position
+        self._spoke = time.monotonic()
+
+    async def _hear(self, live: LiveOutput, watch: Watch, quiet_seconds: float) -> Sequence[Followed] | None:
+        """What the run says next; None when it is over, or nobody listens any more."""
         while not self._abandoned:
-            for start, part in live.after(reached):
-                reached = start + width(part)
-                piece = self._piece(part, start)
-                if piece is not None:
-                    yield piece
-                    spoke = time.monotonic()
-            if live.closed and reached >= live.end:
+            if live.end > self._reached:
+                pieces: list[Followed] = []
+                for start, part in live.after(self._reached, AT_ONCE):
+                    self._reached = start + width(part)
+                    piece = self._piece(part, start)
+                    if piece is not None:
+                        pieces.append(piece)
+                if pieces:
+                    self._spoke = time.monotonic()
+                    return pieces
+            elif live.closed:
                 # All of it was heard: the log has nothing to add but what came next.
                 self._seq, self._types, self._result_fits = live.run, _WITHOUT_OUTPUT, False
-                return
-            if live.end <= reached:
-                await watch.wait(max(0.01, quiet_seconds - (time.monotonic() - spoke)))
-            if time.monotonic() - spoke >= quiet_seconds:
-                yield Quiet("working")
-                spoke = time.monotonic()
+                return None
+            else:
+                await watch.wait(max(0.01, quiet_seconds - (time.monotonic() - self._spoke)))
+            if time.monotonic() - self._spoke >= quiet_seconds:
+                self._spoke = time.monotonic()
+                return [Quiet("working")]
+        return None
 
     def _has_heard(self, live: LiveOutput) -> bool:
         """All of that run, and nothing that it did not say."""

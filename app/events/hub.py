@@ -2,7 +2,8 @@
 
 A hint may be lost, late or doubled; nobody relies on it. Underneath, one query per poll interval asks
 for all the watched jobs at once, and the worker polls for work. So LISTEN/NOTIFY only makes it faster,
-and without it (PgBouncer, a lost connection) everything still happens. Never one NOTIFY per row.
+and without it (PgBouncer, a lost connection) everything still happens. Never one NOTIFY per row, and none
+at all while no other process listens (neighbours.py).
 """
 
 import asyncio
@@ -17,6 +18,7 @@ import orjson
 import structlog
 
 from app.events.log import LogReader
+from app.events.neighbours import GREET_SECONDS, Neighbours
 from app.loops.alarm import Alarm
 from app.loops.loop import Loop
 from app.store import notices, read
@@ -32,8 +34,6 @@ CLOSELY_SECONDS = 0.05
 MANY = 250
 # However often "many" is heard, all watched jobs are looked up no more often than this.
 LOOK_AGAIN_SECONDS = 0.05
-# How often the connection that listens is asked whether it still does.
-ASK_SECONDS = 5.0
 
 Listener = Callable[[Changes[Any]], None]
 OnChange = Callable[[], None]
@@ -84,15 +84,18 @@ class Hub:
         self._watches: dict[str, set[Watch]] = {}
         self._listeners: list[Listener] = []
         self._on_change: set[OnChange] = set()
+        self._neighbours = Neighbours()
         # What the other processes have yet to be told.
         self._untold: Changes[None] = Changes()
+        # Somebody has just come, and is to look around.
+        self._newcomer = False
         self._metrics: dict[Counted, Any] = {}
         self._connection: notices.Listener | None = None
         self.closing = False
         self._sent = 0.0
         self._looked = 0.0
         self._sender = Loop("hub-sender", self._send, interval=3600)
-        self._listener = Loop("hub-listener", self._listen, interval=ASK_SECONDS)
+        self._listener = Loop("hub-listener", self._listen, interval=GREET_SECONDS)
         self._poller = Loop("hub-poller", self._poll, interval=poll_seconds)
 
     async def start(self) -> None:
@@ -119,6 +122,14 @@ class Hub:
     def announce(self, changes: Changes[Any]) -> None:
         """Wake whom it concerns here, tell the other processes, count. To be called after the commit."""
         self._spread(changes)
+        if self._neighbours.may_listen:
+            self._tell_others(changes)
+        for counted, number in changes.counts.items():
+            self._count(counted, number)
+        for failure in changes.failed:
+            _log_failure(failure)
+
+    def _tell_others(self, changes: Changes[Any]) -> None:
         untold = self._untold
         if changes.jobs and len(untold.jobs) <= MANY:
             untold.jobs |= changes.jobs
@@ -128,10 +139,6 @@ class Hub:
         untold.settings |= changes.settings
         if untold.jobs or untold.work or untold.cancels or untold.room or untold.settings:
             self._sender.wake()
-        for counted, number in changes.counts.items():
-            self._count(counted, number)
-        for failure in changes.failed:
-            _log_failure(failure)
 
     def _spread(self, changes: Changes[Any]) -> None:
         """What is new here, wherever it happened."""
@@ -189,11 +196,20 @@ class Hub:
         try:
             yield watch
         finally:
+            watch.put_away()
             WATCHED.dec()
             others = self._watches[job_id]
             others.discard(watch)
             if not others:
                 del self._watches[job_id]
+
+    def log_is_read(self, job_id: str) -> bool:
+        """Whether somebody may wait for what is written into this job's log, here or in another process."""
+        return (
+            self._neighbours.may_listen
+            or bool(self._on_change)
+            or any(not watch.hears_the_run for watch in self._watches.get(job_id, ()))
+        )
 
     # -- the loops ---------------------------------------------------------------------------------
 
@@ -201,33 +217,44 @@ class Hub:
         closely = time.monotonic() - self._sent < CLOSELY_SECONDS
         await asyncio.sleep(GATHER_MANY_SECONDS if closely else GATHER_SECONDS)
         untold, self._untold = self._untold, Changes()
+        many, self._newcomer = self._newcomer or len(untold.jobs) > MANY, False
         self._sent = time.monotonic()
         # What is lost here is found by the others' polling.
-        if await notices.send(self._database, self._origin, untold, many=len(untold.jobs) > MANY):
+        if await notices.send(self._database, self._origin, untold, many=many):
             _SENT.inc()
         return None
 
     async def _listen(self) -> float | None:
         if self._connection is not None and self._connection.is_open:
-            if await self._connection.answers():
+            if await self._connection.greet(self._origin):
                 return None
             # Open, but nobody is at the other end: what passes for idle would never be heard on again.
             log.warning("hub.listening_connection_hangs")
             self._connection.close()
         self._connection = await notices.Listener.open(
-            self._listen_url or "",
-            self._database.listening,
-            self._heard,
-            # A lost connection is replaced at once, not at the next look.
-            self._listener.wake,
+            self._listen_url or "", self._database.listening, self._heard, self._lost
         )
+        await self._connection.greet(self._origin, asks=True)
         # Whatever was said while nobody listened is looked up.
         self._poller.wake()
         return None
 
+    def _lost(self) -> None:
+        self._neighbours.lost()
+        # Replaced at once, not at the next look.
+        self._listener.wake()
+
     def _heard(self, payload: str) -> None:
         notice = notices.read(payload)
         if notice.origin == self._origin:
+            self._neighbours.heard_itself()
+            return
+        self._neighbours.heard()
+        if notice.asks:
+            # Of what happened before it was known to be there, it was not told.
+            self._newcomer = True
+            self._sender.wake()
+        if notice.is_greeting:
             return
         _HEARD.inc()
         self._spread(notice.changes())
@@ -246,6 +273,8 @@ class Hub:
             if not all(watch.hears_the_run for watch in watches)
         }
         self._looked = time.monotonic()
+        if not seen:
+            return None
         # Of a change that another process made, and whose hint was lost.
         self._spread(Changes(jobs=set(await read.moved_past(self._database, seen))))
         return None

@@ -53,12 +53,16 @@ class LiveOutput:
         self.closed, self.result = True, result
         self._ring()
 
-    def after(self, position: int) -> list[tuple[int, Part]]:
-        """What reaches beyond this position, each part with where it begins."""
+    def after(self, position: int, limit: int | None = None) -> list[tuple[int, Part]]:
+        """What reaches beyond this position, each part with where it begins; at most so many of them."""
         if position >= self.end:
             return []
+        if position == self._starts[-1]:
+            # Nearly always: the last word is what is new.
+            return [(position, self._parts[-1])]
         first = max(0, bisect_right(self._starts, position) - 1)
-        return list(zip(self._starts[first:], self._parts[first:], strict=True))
+        until = None if limit is None else first + limit
+        return list(zip(self._starts[first:until], self._parts[first:until], strict=True))
 
     @contextlib.contextmanager
     def heard_by(self, alarm: Alarm) -> Iterator[None]:

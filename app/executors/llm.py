@@ -148,7 +148,20 @@ class LlmExecutor:
                 await self._whole(theirs.endpoint(kind, load), load)
         self._target.loaded(affinity)
         answer = TargetAnswer(kind, theirs, job, body, context)
-        # Told at once, but not waited for: the caller's first word is not to wait for a commit.
+        if job.started:
+            await self._stream(kind, sent, answer)
+        else:
+            await self._start_and_stream(kind, sent, answer, context)
+        self._used(affinity, unloaded=unloads(sent.get("keep_alive")))
+        if answer.error is not None:
+            code = "answer_cut_short" if answer.error == CUT_SHORT else "target_error"
+            return self._bad_answer(code, answer.error)
+        return answer.outcome()
+
+    async def _start_and_stream(
+        self, kind: Kind, sent: Frame, answer: "TargetAnswer", context: RunContext
+    ) -> None:
+        """The start is told at once, but not waited for: no caller's first word waits for a commit."""
         starting = asyncio.ensure_future(context.start())
         try:
             await self._stream(kind, sent, answer)
@@ -157,11 +170,6 @@ class LlmExecutor:
             await asyncio.gather(starting, return_exceptions=True)
             raise
         await starting
-        self._used(affinity, unloaded=unloads(sent.get("keep_alive")))
-        if answer.error is not None:
-            code = "answer_cut_short" if answer.error == CUT_SHORT else "target_error"
-            return self._bad_answer(code, answer.error)
-        return answer.outcome()
 
     async def _stream(self, kind: Kind, sent: Frame, answer: "TargetAnswer") -> None:
         dialect = self._target.dialect
@@ -172,9 +180,12 @@ class LlmExecutor:
                 answer.take(parse_frame(await response.read(MAX_WHOLE_BYTES)))
                 return
             decoder = dialect.decoder()
-            async for chunk in response.chunks():
+
+            def take(chunk: bytes) -> None:
                 for frame in decoder.feed(chunk):
                     answer.take(frame)
+
+            await response.pour(take)
             for frame in decoder.finish():
                 answer.take(frame)
         answer.end()
@@ -280,10 +291,18 @@ class TargetAnswer:
             kind, source, self._dialect, job.model or "", job.id, datetime.now(UTC), asked=body
         )
         self._fold = self._dialect.fold(kind)
+        # Something was said already.
+        self._begun = False
 
     def take(self, frame: Frame) -> None:
         """Raises GarbledAnswer for what is no answer."""
-        for each in self._translator.feed(frame, datetime.now(UTC)):
+        now = datetime.now(UTC)
+        text = self._translator.plain_text(frame, now) if self._begun else None
+        if text is not None:
+            self._fold.say(text)
+            self._context.output(text)
+            return
+        for each in self._translator.feed(frame, now):
             self._tell(each)
 
     def end(self) -> None:
@@ -308,4 +327,5 @@ class TargetAnswer:
         self._fold.feed(frame)
         part = None if self._kind == "embed" else self._dialect.part_of(self._kind, frame)
         if part:
+            self._begun = True
             self._context.output(part)

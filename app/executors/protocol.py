@@ -12,7 +12,7 @@ class RunContext(Protocol):
     """The executor's line back to the engine."""
 
     async def start(self) -> None:
-        """loading → working; once, when the target is ready and the work begins."""
+        """loading → working; once, when the target is ready and the work begins, unless the claim did it."""
 
     def output(self, part: str | dict[str, Any]) -> None:
         """What the job says, as it comes: text, or a frame that is more than text. Never waits."""

@@ -11,6 +11,7 @@ from typing import cast
 
 import httptools
 
+from app.loops.alarm import Alarm
 from app.outbound.errors import AnswerCutError, ConnectionDropped, OutboundProtocolError, OutboundTimeout
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -18,6 +19,8 @@ MAX_HEAD_BYTES = 64 * 1024
 WIRE_BYTES_PER_BODY_BYTE = 8
 # Beyond this much unread the peer has to wait.
 HIGH_WATER = 256 * 1024
+
+Sink = Callable[[bytes], None]
 
 
 class Connection(asyncio.Protocol):
@@ -27,7 +30,8 @@ class Connection(asyncio.Protocol):
         self.on_closed: Callable[[], None] | None = None
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._waiter: asyncio.Future[None] | None = None
+        # Rings whenever something came, good or bad.
+        self._came = Alarm()
         # Between the sending of a request and the end of its answer, good or bad.
         self._is_answering = False
         self._begin()
@@ -47,6 +51,10 @@ class Connection(asyncio.Protocol):
         self._high_water = HIGH_WATER
         self._is_paused = False
         self._was_cut_off = False
+        # Takes the body as it comes, where somebody wants it so; what it raised; when something last came.
+        self._sink: Sink | None = None
+        self._objection: Exception | None = None
+        self._heard_at = 0.0
 
     @property
     def is_reusable(self) -> bool:
@@ -99,6 +107,42 @@ class Connection(asyncio.Protocol):
         self._resume()
         return chunk
 
+    async def pour(self, sink: Sink, idle_seconds: float | None) -> None:
+        """Hand the body to `sink` as it comes, right where it is read, until its end. What it raises ends it.
+
+        A reader that is woken for each chunk would cost more than most of what comes.
+        """
+        loop = asyncio.get_running_loop()
+        self._sink, self._heard_at = sink, loop.time()
+        try:
+            if self._body:
+                self._pour()
+            while self._is_answering:
+                left = None if idle_seconds is None else self._heard_at + idle_seconds - loop.time()
+                if left is not None and left <= 0:
+                    self._fail(OutboundTimeout(f"nothing came for {idle_seconds:g} s"))
+                else:
+                    await self._came.wait(left)
+        finally:
+            self._sink = None
+        problem = self._objection or self._failure
+        if problem is not None:
+            raise problem
+
+    def _pour(self) -> None:
+        chunk = bytes(self._body)
+        self._body.clear()
+        self._resume()
+        try:
+            if self._sink is not None:
+                self._sink(chunk)
+        except Exception as problem:
+            # The run's own: it is raised where the run waits.
+            self._sink, self._objection = None, problem
+            self._keeps_alive = False
+            self._end()
+            self.abort()
+
     async def rest(self, max_bytes: int, idle_seconds: float | None) -> tuple[bytes, bool]:
         """The whole of the body, or its first `max_bytes`; then True: no more is waited for."""
         self._max_wire_bytes = MAX_HEAD_BYTES + WIRE_BYTES_PER_BODY_BYTE * max_bytes
@@ -119,22 +163,8 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     async def _more(self, idle_seconds: float | None) -> None:
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        timer = None if idle_seconds is None else loop.call_later(idle_seconds, self._idled, idle_seconds)
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-            if timer is not None:
-                timer.cancel()
-
-    def _idled(self, seconds: float) -> None:
-        self._fail(OutboundTimeout(f"nothing came for {seconds:g} s"))
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if not await self._came.wait(idle_seconds):
+            self._fail(OutboundTimeout(f"nothing came for {idle_seconds:g} s"))
 
     # asyncio.Protocol
 
@@ -152,9 +182,14 @@ class Connection(asyncio.Protocol):
             self._fail(OutboundProtocolError("the receiver switched protocols"))
         except httptools.HttpParserError:
             self._fail(OutboundProtocolError("the answer is no HTTP"))
+        if self._sink is not None and self._body:
+            self._pour()
         if self._is_answering:
             self._enforce_limits()
-        self._wake()
+        if self._sink is not None and self._is_answering:
+            self._heard_at = asyncio.get_running_loop().time()
+        else:
+            self._came.ring()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -236,7 +271,8 @@ class Connection(asyncio.Protocol):
 
     def _end(self) -> None:
         self._is_answering = False
-        self._wake()
+        self._came.put_away()
+        self._came.ring()
 
     def _fail(self, failure: OutboundProtocolError | OutboundTimeout) -> None:
         """What has ended stays as it is; the connection is of no more use either way."""

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from app.outbound.connection import Connection
+from app.outbound.connection import Connection, Sink
 from app.outbound.dial import Dialer
 from app.outbound.errors import ConnectionDropped
 from app.outbound.pool import ConnectionPool
@@ -34,6 +34,13 @@ class OutboundStream:
     def header(self, name: str) -> str | None:
         """The first value of a header, by its lower-case name."""
         return first_value(self.headers, name)
+
+    async def pour(self, sink: Sink) -> None:
+        """Hands the body to `sink` as it comes, and returns at its end; raises what `sink` raises.
+
+        And as `chunks` does. `sink` is called where the socket is read: it must not take long.
+        """
+        await self._connection.pour(sink, self.idle_seconds)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The body as it comes.

@@ -1,4 +1,4 @@
-"""claim: queued → loading. Each statement names one queue.
+"""claim: queued → loading, and start with it where nothing has to be loaded. Each statement names one queue.
 
 The index is walked lane by lane, and in each by ranges of ranks with the moment at which the scan begins (see
 low_water.py), so that a claim costs the same on the first day and the last.
@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from app.errors import Unavailable
 from app.jobs.queue_settings import QueueRules
+from app.jobs.states import Verb
 from app.store import fair, limits
 from app.store.changes import Changes
 from app.store.database import Database, Runner
@@ -25,7 +26,7 @@ from app.store.low_water import LowWater
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
 from app.store.rows import arrays, as_rows, columns
-from app.telemetry import CLAIMED
+from app.telemetry import CLAIMED, SETTLEMENTS
 
 # The order of the ranges is the array's order, and the LIMITs make the walk lazy: rows beyond the limit are
 # neither read nor locked. MATERIALIZED is a fence; without it the plan may update more than the limit. What is locked is
@@ -49,58 +50,81 @@ WITH due AS MATERIALIZED (
     LIMIT $6
 )
 """
-# What is done with the jobs that are due. The lease never outlasts the attempt: see HEARTBEAT. It counts from
+# The lease never outlasts the attempt: see HEARTBEAT. It counts from
 # this statement, not from the transaction, which may have waited for a queue's lock for longer than a lease lasts.
 # Each lease has a secret of its own: hashes of one secret with each job's id, so that no claimer can make another's
 # token out of its own. (The server's own random numbers cost eight times as much where it reads them from a device.)
-_CLAIM_EVENT = """'{"attempt":' || (j.attempt + 1) || ',"worker":' || to_json(assigned.worker) || '}'"""
-_CLAIM_DUE = (
-    f"""
+_ASSIGNED = """
 , assigned AS (
     SELECT due.id, due.logs_itself, ($7::text[])[least(claimant, cardinality($7::text[]))] AS worker,
            ($8::float8[])[least(claimant, cardinality($8::float8[]))] AS lease_seconds
     FROM (SELECT id, logs_itself, row_number() OVER () AS claimant FROM due) AS due
 )
+"""
+
+
+def _claiming(*, starts: bool) -> str:
+    """What is done with the jobs that are due. `starts`: → working in the same commit, each edge with its event."""
+    data = """'{"attempt":' || (j.attempt + 1) || ',"worker":' || to_json(assigned.worker) || '}'"""
+    lines = line("(j.seq + 1)", "claim", data) + (" || " + line("(j.seq + 2)", "start") if starts else "")
+    told = "id, {seq} AS seq, '{state}' AS type, '{state}' AS state, webhook_url, webhook_events, logs_itself"
+    loading = told.format(seq="seq - 1" if starts else "seq", state="loading")
+    working = f" UNION ALL SELECT {told.format(seq='seq', state='working')}, 'start', NULL FROM claimed"
+    return (
+        _ASSIGNED
+        + f"""
 , claimed AS (
     UPDATE jobs AS j SET
-        state = 'loading', reason = NULL, worker = assigned.worker, runs_on = $9,
+        state = '{"working" if starts else "loading"}', reason = NULL, worker = assigned.worker, runs_on = $9,
         lease_token = encode(substring(sha256($10::bytea || convert_to(j.id, 'UTF8')) FROM 1 FOR 18), 'hex'),
         lease_seconds = assigned.lease_seconds,
         lease_expires_at = statement_timestamp()
             + least(assigned.lease_seconds, j.max_duration_seconds) * interval '1 second',
         attempt_expires_at = statement_timestamp() + j.max_duration_seconds * interval '1 second',
-        attempt = j.attempt + 1, seq = j.seq + 1, progress = NULL,
+        attempt = j.attempt + 1, seq = j.seq + {2 if starts else 1}, progress = NULL,
         started_at = coalesce(j.started_at, statement_timestamp()),
         queued_seconds = j.queued_seconds + greatest(0, date_part('epoch', statement_timestamp() - j.entered_at)),
         entered_at = statement_timestamp(), updated_at = statement_timestamp(),
-        history = CASE WHEN assigned.logs_itself
-            THEN j.history || {line("(j.seq + 1)", "claim", _CLAIM_EVENT)} ELSE j.history END
+        history = CASE WHEN assigned.logs_itself THEN j.history || {lines} ELSE j.history END
     FROM assigned WHERE j.id = assigned.id
     RETURNING j.*, assigned.logs_itself
 )
 , moved AS (
-    SELECT id, seq, state AS type, state, webhook_url, webhook_events FROM claimed
-)
-, unlogged AS (
-    SELECT id, seq, state AS type, state, 'claim' AS verb,
-        '{{"attempt":' || attempt || ',"worker":' || to_json(worker) || '}}' AS data
-    FROM claimed WHERE NOT logs_itself
+    SELECT {loading}, 'claim' AS verb, CASE WHEN NOT logs_itself
+        THEN '{{"attempt":' || attempt || ',"worker":' || to_json(worker) || '}}' END AS data
+    FROM claimed{working if starts else ""}
 )
 , left_queue AS (DELETE FROM queued WHERE id = ANY (ARRAY(SELECT id FROM claimed)))
 """
-    + enter_run("claimed")
-    + logged("unlogged")
-    + OUTBOX
-)
+        + enter_run("claimed")
+        + logged("moved WHERE NOT logs_itself")
+        + OUTBOX
+    )
+
+
+_CLAIM_DUE = _claiming(starts=False)
+_START_DUE = _claiming(starts=True)
 _IN_ORDER = "FROM claimed ORDER BY rank DESC, ready_at, id"
-_TO_RUN = f"SELECT {columns(ClaimedJob)} {_IN_ORDER}"
+_TO_RUN = f"SELECT {columns(ClaimedJob, started='false')} {_IN_ORDER}"
+_RUNNING = f"SELECT {columns(ClaimedJob, seq='seq - 1', started='true')} {_IN_ORDER}"
 _WHOLE = f"SELECT {columns(LeasedJob, stored_artifacts='NULL::text')} {_IN_ORDER}"
 CLAIM_TO_RUN = _DUE + _CLAIM_DUE + _TO_RUN
 CLAIM_WHOLE = _DUE + _CLAIM_DUE + _WHOLE
+CLAIM_AND_START = _DUE + _START_DUE + _RUNNING
 CLAIM_FAIRLY_TO_RUN = fair.DUE + _CLAIM_DUE + _TO_RUN
 CLAIM_FAIRLY = fair.DUE + _CLAIM_DUE + _WHOLE
-_PLAIN: dict[type[Any], str] = {ClaimedJob: CLAIM_TO_RUN, LeasedJob: CLAIM_WHOLE}
-_FAIR: dict[type[Any], str] = {ClaimedJob: CLAIM_FAIRLY_TO_RUN, LeasedJob: CLAIM_FAIRLY}
+CLAIM_FAIRLY_AND_START = fair.DUE + _START_DUE + _RUNNING
+# By how much of the jobs is wanted, and whether they start.
+_PLAIN: dict[tuple[type[Any], bool], str] = {
+    (ClaimedJob, False): CLAIM_TO_RUN,
+    (ClaimedJob, True): CLAIM_AND_START,
+    (LeasedJob, False): CLAIM_WHOLE,
+}
+_FAIR: dict[tuple[type[Any], bool], str] = {
+    (ClaimedJob, False): CLAIM_FAIRLY_TO_RUN,
+    (ClaimedJob, True): CLAIM_FAIRLY_AND_START,
+    (LeasedJob, False): CLAIM_FAIRLY,
+}
 # How much of the jobs a claimer gets.
 Claimed = TypeVar("Claimed", ClaimedJob, LeasedJob)
 
@@ -129,7 +153,9 @@ class _Request(Generic[Claimed]):
     queue: str
     lanes: Sequence[str]
     claimants: Sequence[Claimant]
-    runs_on: str | None
+    runs_on: str | None = None
+    # Nothing has to be made ready: they start at once.
+    starts: bool = False
 
     @property
     def limit(self) -> int:
@@ -160,16 +186,29 @@ class Claims:
         self._book.on_change(self.open)
 
     async def claim(
-        self, queue: str, lanes: Sequence[str], claimants: Sequence[Claimant], *, runs_on: str | None = None
+        self,
+        queue: str,
+        lanes: Sequence[str],
+        claimants: Sequence[Claimant],
+        *,
+        runs_on: str | None = None,
+        starts: bool = False,
     ) -> Changes[ClaimedJob]:
-        """queued → loading, best priority first, then oldest; the n-th job goes to the n-th claimant."""
-        return _changes(await self._claim_if_open(_Request(ClaimedJob, queue, lanes, claimants, runs_on)))
+        """queued → loading, best priority first, then oldest; the n-th job goes to the n-th claimant.
+
+        `starts`: and → working in the same commit, because nothing has to be made ready for them.
+        """
+        request = _Request(ClaimedJob, queue, lanes, claimants, runs_on, starts)
+        changes = _changes(await self._claim_if_open(request))
+        if starts:
+            changes.count(SETTLEMENTS, Verb.START.value, "true", by=len(changes.answers))
+        return changes
 
     async def claim_whole(
         self, queue: str, lanes: Sequence[str], claimants: Sequence[Claimant]
     ) -> Changes[LeasedJob]:
         """The same with all that a worker over HTTP is told."""
-        return _changes(await self._claim_if_open(_Request(LeasedJob, queue, lanes, claimants, None)))
+        return _changes(await self._claim_if_open(_Request(LeasedJob, queue, lanes, claimants)))
 
     async def _claim_if_open(self, asked: _Request[Claimed]) -> list[Claimed]:
         queue = asked.queue
@@ -201,7 +240,7 @@ class Claims:
     async def _claim(self, runner: Runner, asked: _Request[Claimed]) -> list[Claimed]:
         ranges, began = self._low_water.ranges(asked.queue, asked.lanes), time.monotonic()
         found = await runner.fetch(
-            _PLAIN[asked.row],
+            _PLAIN[asked.row, asked.starts],
             asked.queue,
             *arrays(ranges, "lane", "low", "high", "mark"),
             *asked.for_claimants(),
@@ -223,9 +262,9 @@ class Claims:
             if not places or not asked.claimants:
                 break
             of_places = arrays(places, *fair.Place.__slots__)
-            taken = as_rows(
-                asked.row, await runner.fetch(_FAIR[asked.row], queue, *of_places, *asked.for_claimants())
-            )
+            statement = _FAIR[asked.row, asked.starts]
+            found = await runner.fetch(statement, queue, *of_places, *asked.for_claimants())
+            taken = as_rows(asked.row, found)
             self._turns.learn(queue, places, taken)
             claimed += taken
             asked = replace(asked, claimants=_left_over(asked.claimants, len(taken)))

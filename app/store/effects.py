@@ -20,8 +20,7 @@ ANNOUNCED = """
 # Host and port as they stand in the URL: what deliveries are queued and limited by.
 WEBHOOK_HOST = "coalesce(lower(substring(webhook_url FROM '^[^:]+://([^/?#]+)')), '')"
 
-OUTBOX = (
-    f"""
+DELIVERIES = f"""
 , outbox AS (
     INSERT INTO deliveries (job_id, seq, type, host)
     SELECT id, seq, type, {WEBHOOK_HOST} FROM moved
@@ -29,8 +28,7 @@ OUTBOX = (
       AND CASE WHEN webhook_events IS NULL THEN type = state ELSE type = ANY (webhook_events) END
 )
 """
-    + ANNOUNCED
-)
+OUTBOX = DELIVERIES + ANNOUNCED
 
 
 def logged(rows: str = "moved") -> str:

@@ -90,3 +90,5 @@ class ClaimedJob(JobCore, gc=False):
     # What the payload of an LLM job is written in, and its result will be.
     dialect: str
     fair_value: str | None
+    # The claim has started it as well.
+    started: bool

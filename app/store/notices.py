@@ -21,9 +21,14 @@ ANSWER_SECONDS = 5.0
 
 
 class Notice(msgspec.Struct, omit_defaults=True):
-    """A hint as it is sent. Fields that a process of another version does not know are passed over."""
+    """A hint as it is sent. Fields that a process of another version does not know are passed over.
+
+    One that says nothing else says that its sender is there.
+    """
 
     origin: str = msgspec.field(name="from")
+    # Who else is there? Its sender has just begun to listen.
+    asks: bool = False
     jobs: list[str] = []
     # More jobs changed than are worth naming.
     many: bool = False
@@ -31,6 +36,10 @@ class Notice(msgspec.Struct, omit_defaults=True):
     cancels: list[str] = []
     room: list[str] = []
     settings: list[str] = []
+
+    @property
+    def is_greeting(self) -> bool:
+        return self == Notice(self.origin, asks=self.asks)
 
     def changes(self) -> Changes[None]:
         changes: Changes[None] = Changes()
@@ -50,7 +59,7 @@ SELECT pg_notify($1, notice) FROM set_config('synchronous_commit', 'off', true) 
 
 async def send(database: Database, origin: str, changes: Changes[Any], *, many: bool) -> bool:
     """Tell the other processes; whether there was anything to tell."""
-    notice = Notice(origin, many=many, **{name: list(getattr(changes, name)) for name in _LISTS})
+    notice = Notice(origin, asks=False, many=many, **{name: list(getattr(changes, name)) for name in _LISTS})
     if many:
         notice.jobs = []
     if notice == Notice(origin):
@@ -100,11 +109,12 @@ class Listener:
     def is_open(self) -> bool:
         return not self._connection.is_closed()
 
-    async def answers(self) -> bool:
-        """Whether anybody is at the other end."""
+    async def greet(self, origin: str, *, asks: bool = False) -> bool:
+        """Tell those who listen that this process does; False when nobody is at the other end."""
+        greeting = msgspec.json.encode(Notice(origin, asks=asks)).decode()
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                await self._connection.execute("SELECT 1")
+                await self._connection.execute("SELECT pg_notify($1, $2)", CHANNEL, greeting)
         except AWAY:
             return False
         return True

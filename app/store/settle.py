@@ -12,17 +12,20 @@ from app.jobs.retry import DEFAULT_BACKOFF_SECONDS
 from app.jobs.states import TERMINAL, Verb
 from app.store.changes import Changes, Failure
 from app.store.database import Runner
-from app.store.effects import MOVED, OUTBOX, logged, moved
+from app.store.effects import DELIVERIES, MOVED, OUTBOX, logged, moved
 from app.store.history import TAKES_EVENTS, line
 from app.store.live import stop
 from app.store.rows import arrays
 from app.store.tallies import tally
-from app.telemetry import SETTLEMENTS
+from app.telemetry import EVENTS_APPENDED, SETTLEMENTS
 
 
 @dataclass(slots=True)
 class Settlement:
-    """One verb on one job. `error`, `result` and `usage` are JSON text. SETTLE is sent the fields in this order."""
+    """One verb on one job. `error`, `result`, `usage` and `output` are JSON text.
+
+    SETTLE is sent the fields in this order, but for the last one, which only SETTLE_AND_SAY takes.
+    """
 
     job_id: str
     lease_token: str
@@ -36,6 +39,8 @@ class Settlement:
     jitter: float = 1.0
     # The same settlement sent twice has the same fingerprint; only callers over HTTP have one.
     fingerprint: str | None = None
+    # What the run said last: an event of type `output`, before that of the verb.
+    output: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +55,46 @@ class Settled:
     state: str | None
 
 
+# What runs said last, with the state they said it in; announced before what became of them.
+SAID = """
+, said AS (
+    INSERT INTO chatter (job_id, seq, type, state, data, at)
+    SELECT id, seq - CASE WHEN was = 'loading' AND state = 'done' THEN 2 ELSE 1 END, 'output', was, output, statement_timestamp()
+    FROM settled WHERE output IS NOT NULL
+    RETURNING job_id AS id, seq
+)
+, announced AS (
+    INSERT INTO announcements (job_ids, seqs)
+    SELECT array_agg(id), array_agg(seq) FROM (SELECT id, seq FROM said UNION ALL SELECT id, seq FROM moved) AS written
+    HAVING count(*) > 0
+)
+"""
+
+
 # held → what becomes of each → jobs, events and outbox, in lock order of the ids. Only a running job has a
 # lease token. LATERAL with its LIMIT keeps the look-up on the primary key, whatever the planner believes: a
 # scan over the index of live jobs would wade through the dead entries of all that ran before.
 # What starts and what is done is written into the job's own history, all else into the log of events.
 # A worker that gives up on a job that was asked to stop has thereby confirmed the cancel.
-SETTLE = (
-    f"""
+def _settling(*, says: bool) -> str:
+    """`says`: some of them have output to be written, too, which takes the seq before the verb's."""
+
+    def saying(part: str) -> str:
+        return part if says else ""
+
+    next_seq = f"(j.seq + 1{saying(' + (h.output IS NOT NULL)::int')})"
+    return (
+        f"""
 WITH input AS (
     SELECT * FROM unnest(
-        $1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::float8[], $7::text[], $8::text[], $9::float8[], $10::text[]
-    ) AS input (id, token, verb, result, error, delay, reason, usage, jitter, fingerprint)
+        $1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::float8[], $7::text[], $8::text[], $9::float8[], $10::text[]{saying(", $12::text[]")}
+    ) AS input (id, token, verb, result, error, delay, reason, usage, jitter, fingerprint{saying(", output")})
     ORDER BY id COLLATE "C"
 )
 , held AS (
     SELECT
         j.id, j.state AS was, j.logs_itself, input.verb, input.result, input.error, input.usage, input.fingerprint,
+        {saying("input.output,")}
         CASE
             WHEN input.verb = 'complete' THEN 'done'
             WHEN input.verb = 'start' THEN 'working'
@@ -98,7 +127,7 @@ WITH input AS (
     UPDATE jobs AS j SET
         state = h.becomes,
         reason = h.reason,
-        seq = j.seq + CASE WHEN h.becomes = 'done' AND h.was = 'loading' THEN 2 ELSE 1 END,
+        seq = j.seq + CASE WHEN h.becomes = 'done' AND h.was = 'loading' THEN 2 ELSE 1 END{saying(" + (h.output IS NOT NULL)::int")},
         attempt = j.attempt - CASE WHEN h.becomes = 'queued' AND h.verb IN ('defer', 'release') THEN 1 ELSE 0 END,
         deferrals = j.deferrals + CASE WHEN h.becomes = 'queued' AND h.verb = 'defer' THEN 1 ELSE 0 END,
         result = coalesce(h.result, j.result),
@@ -119,15 +148,16 @@ WITH input AS (
         history = CASE
             WHEN NOT h.logs_itself OR h.becomes NOT IN ('working', 'done') THEN j.history
             WHEN h.becomes = 'done' AND h.was = 'loading'
-                THEN j.history || {line("(j.seq + 1)", "start")} || {line("(j.seq + 2)", "complete")}
-            WHEN h.becomes = 'done' THEN j.history || {line("(j.seq + 1)", "complete")}
-            ELSE j.history || {line("(j.seq + 1)", "start")}
+                THEN j.history || {line(next_seq, "start")} || {line(f"({next_seq} + 1)", "complete")}
+            WHEN h.becomes = 'done' THEN j.history || {line(next_seq, "complete")}
+            ELSE j.history || {line(next_seq, "start")}
         END
     FROM held h
     WHERE j.id = h.id AND NOT (h.verb = 'start' AND h.was = 'working')
     RETURNING j.id, j.kind, j.seq, j.state, j.reason, j.attempt, j.worker, j.queue, j.lane, j.ready_at, j.webhook_url,
         j.webhook_events, j.run_at, j.concurrency_key, j.has_dependents, j.rank, j.gate, j.fair_value, j.deadline, j.usage,
-        j.usage_booked, j.completed_at, h.was, h.error, h.logs_itself AND h.becomes IN ('working', 'done') AS logged_itself,
+        j.usage_booked, j.completed_at, h.was, h.error,{saying(" h.output,")}
+        h.logs_itself AND h.becomes IN ('working', 'done') AS logged_itself,
         CASE j.state WHEN 'cancelled' THEN 'cancel' WHEN 'failed' THEN 'fail' ELSE h.verb END AS verb
 )
 , moved AS (
@@ -144,24 +174,33 @@ WITH input AS (
     FROM settled
 )
 """
-    + stop("settled")
-    + logged("moved WHERE NOT logged_itself")
-    + OUTBOX
-    + tally("settled")
-    + f"""
+        + stop("settled")
+        + logged("moved WHERE NOT logged_itself")
+        + (DELIVERIES + SAID if says else OUTBOX)
+        + tally("settled")
+        + f"""
 SELECT {MOVED}, kind, attempt FROM settled
 UNION ALL
 SELECT id, was, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM held WHERE verb = 'start' AND was = 'working'
 """
-)
+    )
 
-_SENT = [each.name for each in fields(Settlement)]
+
+SETTLE = _settling(says=False)
+SETTLE_AND_SAY = _settling(says=True)
+
+_SENT = [each.name for each in fields(Settlement) if each.name != "output"]
 _BACKOFF = list(DEFAULT_BACKOFF_SECONDS)
 
 
 async def settle(database: Runner, settlements: Sequence[Settlement]) -> Changes[Settled]:
     """Settle a batch in one commit, each on its own terms. At most one settlement per job."""
-    rows = await database.fetch(SETTLE, *arrays(settlements, *_SENT), _BACKOFF)
+    given = (*arrays(settlements, *_SENT), _BACKOFF)
+    outputs = [each.output for each in settlements]
+    if any(outputs):
+        rows = await database.fetch(SETTLE_AND_SAY, *given, outputs)
+    else:
+        rows = await database.fetch(SETTLE, *given)
     changes: Changes[Settled] = Changes()
     answers: dict[str, Settled] = {}
     for row in rows:
@@ -180,6 +219,8 @@ async def settle(database: Runner, settlements: Sequence[Settlement]) -> Changes
     changes.answers = [answers[each.job_id] for each in settlements]
     for settlement, answer in zip(settlements, changes.answers, strict=True):
         changes.count(SETTLEMENTS, settlement.verb.value, "true" if answer.ok else "false")
+        if settlement.output is not None and answer.ok:
+            changes.count(EVENTS_APPENDED, "output")
     return changes
 
 

@@ -10,7 +10,7 @@ import pytest
 from app.engine import event_writer
 from app.engine.event_writer import EventWriter, Transcript
 from app.errors import InvalidRequest, NotFound
-from app.events.follow import Ended, Followed, Follower, Output, Quiet, Restarted
+from app.events.follow import AT_ONCE, Ended, Followed, Follower, Output, Quiet, Restarted
 from app.events.hub import Hub
 from app.events.live_output import JOIN_AFTER, LiveOutput, LiveOutputs, Part
 from app.jobs.states import Verb
@@ -80,8 +80,8 @@ class Reader:
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        async for each in self.follower.follow(QUIET):
-            self.got.append(each)
+        async for told in self.follower.follow(QUIET):
+            self.got += told
 
     @property
     def parts(self) -> list[Any]:
@@ -120,6 +120,39 @@ async def test_each_token_is_told_at_once_where_the_job_runs(services: Services)
     transcript.close()
     assert isinstance(await reader.end(), Ended)
     assert reader.parts == ["one ", "two ", "three"]
+
+
+async def test_what_is_said_together_comes_together_but_never_too_much_of_it(services: Services) -> None:
+    transcript = await services.begin()
+    transcript.open()
+    told: list[int] = []
+    follower = services.follower()
+
+    async def read() -> None:
+        async for each in follower.follow(3600):
+            told.append(len(each))  # noqa: PERF401 - on the way, not in the end
+
+    reading = asyncio.create_task(read())
+    await until(lambda: follower._watch is not None and follower._watch.hears_the_run)
+    transcript.say("alone")
+    await until(lambda: told)
+    for _ in range(3):
+        transcript.say("word ")
+    await until(lambda: len(told) == 2)
+    for _ in range(2 * AT_ONCE + 1):
+        transcript.say("word ")
+    await until(lambda: sum(told) == 4 + 2 * AT_ONCE + 1)
+    assert told == [1, 3, AT_ONCE, AT_ONCE, 1]
+    follower.abandon()
+    await reading
+    transcript.close()
+
+
+async def test_a_reader_that_left_before_it_was_served_waits_for_nothing(services: Services) -> None:
+    follower = services.follower()
+    follower.abandon()
+    async with asyncio.timeout(600):
+        assert [each async for each in follower.follow(3600, fresh=True)] == []
 
 
 async def test_the_first_token_does_not_wait_for_the_first_row(
@@ -235,8 +268,7 @@ async def test_a_second_run_in_this_process_is_compared_as_well(services: Servic
     first = await services.begin()
     first.say("one two ")
     await reader.until("one two ")
-    await first.finish(result_follows=False)
-    await services.settle(Verb.RELEASE)
+    await services.settle(Verb.RELEASE, output=await first.finish(result_follows=False))
     first.close()
     second = await services.begin()
     for word in ("one ", "two ", "three"):

@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from app.events import neighbours
 from app.events.hub import MANY, Hub
 from app.events.log import LogReader
 from app.loops.alarm import Alarm
@@ -194,3 +195,25 @@ async def test_readers_who_come_together_are_answered_by_one_query(
     assert sum(asked) <= 310
     assert len(asked) <= 12
     assert len({id(page) for page in pages[300:]}) <= 4, "equal wishes were not answered alike"
+
+
+async def test_a_log_is_read_by_those_who_wait_for_its_rows_and_not_by_who_hears_the_run(
+    database: Database, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "ANSWERED_SECONDS", 0.0)
+    hub = Hub(database, database_url, 3600)
+    # Whoever hears nothing of the others cannot know whether they read.
+    assert hub.log_is_read("a")
+    await hub.start()
+    try:
+        await until(lambda: hub._connection and not hub.log_is_read("a"))
+        with hub.watch("a") as watch:
+            assert (hub.log_is_read("a"), hub.log_is_read("b")) == (True, False)
+            with watch.hearing():
+                assert not hub.log_is_read("a")
+        with hub.any_change(lambda: None):
+            assert hub.log_is_read("a")
+        hub._heard('{"from":"another"}')
+        assert hub.log_is_read("a")
+    finally:
+        await hub.stop()

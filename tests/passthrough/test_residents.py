@@ -53,3 +53,27 @@ def test_a_job_that_loads_is_shown_while_it_runs_and_on_the_other_replica_soon(
     wait_until(lambda: shown(api) == ["llama3.2:latest"], 20)
     assert job_of(api, job_id)["state"] in {"loading", "working"}
     httpx.post(f"{api.url}/jobs/{job_id}/cancel")
+
+
+def test_a_job_for_a_resident_model_starts_with_its_claim(
+    make_server: Callable[..., Server], fake: FakeOllama
+) -> None:
+    server = started(make_server, fake, **SELDOM)
+
+    def edges() -> list[tuple[int, str, str]]:
+        answer = httpx.post(f"{server.url}/api/chat", json={"model": "llama3.2", "messages": HELLO})
+        job_id = answer.headers["x-foreman-job-id"]
+        events = httpx.get(f"{server.url}/jobs/{job_id}/events").json()["events"]
+        loading, working = (each for each in events if each["type"] in {"loading", "working"})
+        together.append(loading["at"] == working["at"])
+        return [(each["seq"], each["type"], each["reason"]) for each in events if each["type"] != "output"]
+
+    together: list[bool] = []
+    assert [edge[1] for edge in edges()] == ["queued", "loading", "working", "done"]
+    assert [edge[1:] for edge in edges()] == [
+        ("queued", "enqueue"),
+        ("loading", "claim"),
+        ("working", "start"),
+        ("done", "complete"),
+    ]
+    assert together == [False, True]

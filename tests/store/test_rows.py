@@ -40,7 +40,7 @@ ROWS: list[tuple[type[msgspec.Struct], str, set[str], set[str]]] = [
     (JobSummary, "jobs", set(), set()),
     (Job, "jobs", {"stored_artifacts"}, set()),
     (LeasedJob, "jobs", {"stored_artifacts"}, {"worker", "ready_at", "lease_token", "lease_seconds"}),
-    (ClaimedJob, "jobs", set(), {"ready_at", "lease_token", "lease_seconds"}),
+    (ClaimedJob, "jobs", {"started"}, {"ready_at", "lease_token", "lease_seconds"}),
     (events.Event, "events", set(), set()),
     (events.Event, "chatter", set(), set()),
     (outbox.Delivery, "deliveries", set(), set()),
