@@ -2,7 +2,7 @@
 the hundredth look reads no more than the second."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -115,5 +115,5 @@ async def test_a_sweep(database: Database) -> None:
 def test_a_look_begins_at_the_beginning_where_nothing_is_known() -> None:
     assert promote.DueMark().current() is low_water.THE_BEGINNING
     watchfulness = sweep.Watchfulness(5, 0)
-    now = datetime(2026, 1, 1, tzinfo=sweep.UTC)
+    now = datetime(2026, 1, 1, tzinfo=UTC)
     assert watchfulness.oldest_run(now) is low_water.THE_BEGINNING
