@@ -208,12 +208,16 @@ class Trace:
 
 def trace_of(request: Request) -> Trace:
     """The caller's trace context, or a fresh one: no job is without."""
-    request_id = request.scope["state"]["request_id"]
-    given = header(request, b"traceparent")
-    if given is not None and _is_traceparent(given):
-        state = header(request, b"tracestate")
-        usable = state is not None and len(state) <= MAX_TRACESTATE and _PRINTABLE.match(state)
-        return Trace(request_id, given, state if usable else None)
+    return trace_from(
+        request.scope["state"]["request_id"], header(request, b"traceparent"), header(request, b"tracestate")
+    )
+
+
+def trace_from(request_id: str, traceparent: str | None, tracestate: str | None) -> Trace:
+    """The same, of the headers by themselves."""
+    if traceparent is not None and _is_traceparent(traceparent):
+        usable = tracestate is not None and len(tracestate) <= MAX_TRACESTATE and _PRINTABLE.match(tracestate)
+        return Trace(request_id, traceparent, tracestate if usable else None)
     # Unique is enough: nobody is let in by a trace id.
     dice = f"{random.getrandbits(192):048x}"
     return Trace(request_id, f"00-{dice[:32]}-{dice[32:]}-01", None)
@@ -226,10 +230,12 @@ def _is_traceparent(given: str) -> bool:
 
 
 def idempotency_key(request: Request) -> str | None:
-    """Quoted (RFC draft) or bare."""
     given = header(request, b"idempotency-key")
-    if given is None:
-        return None
+    return None if given is None else key_from(given)
+
+
+def key_from(given: str) -> str:
+    """An idempotency key as it stands in its header: quoted (RFC draft) or bare."""
     key = given.strip()
     if len(key) >= 2 and key.startswith('"') and key.endswith('"'):
         key = key[1:-1].replace('\\"', '"').replace("\\\\", "\\")

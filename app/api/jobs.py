@@ -40,7 +40,7 @@ from app.jobs.submission import NO_NUL, JobRequest, NewJob, parse_job
 from app.loops.off_loop import off_loop
 from app.store import control, idempotency, read
 from app.store.changes import Changes
-from app.store.idempotency import Submission
+from app.store.idempotency import Receipt, Submission
 from app.store.job import Job
 from app.store.read import Filter
 
@@ -104,21 +104,33 @@ async def submit(request: Request) -> Response:
     # Whoever waits now waits without it.
     del body, job
     release_body(request)
-    headers = {"location": f"/jobs/{job_id}"}
-    if receipt.replayed:
-        headers["idempotency-replayed"] = "true"
     seconds = prefer_wait(request)
     if seconds is not None:
         finished = await _wait_until_terminal(services, job_id, tenant, seconds)
         if finished is not None and finished.state in TERMINAL:
-            headers["preference-applied"] = f"wait={seconds}"
+            headers = _headers_of(receipt) | {"preference-applied": f"wait={seconds}"}
             return json_response(encode(job_document(finished)), 200, headers)
+    return submitted_response(receipt)
+
+
+def submitted_response(receipt: Receipt) -> Response:
+    """What a submitted job is answered, whichever way it came (see app/server/direct_submissions.py)."""
+    headers = _headers_of(receipt)
     if receipt.answers is not None:
         answer = _accepted(receipt.answers[0])
         return json_response(encode(answer), 200 if answer.outcome == "coalesced" else 202, headers)
-    return json_response(
-        b'{"job_id":"%b","state":"queued","outcome":"accepted"}' % job_id.encode(), 202, headers
-    )
+    return json_response(plain_answer(receipt.job_ids[0].encode()), 202, headers)
+
+
+def plain_answer(job_id: bytes) -> bytes:
+    return b'{"job_id":"%b","state":"queued","outcome":"accepted"}' % job_id
+
+
+def _headers_of(receipt: Receipt) -> dict[str, str]:
+    headers = {"location": f"/jobs/{receipt.job_ids[0]}"}
+    if receipt.replayed:
+        headers["idempotency-replayed"] = "true"
+    return headers
 
 
 class JobBatch(msgspec.Struct, forbid_unknown_fields=True):
@@ -182,9 +194,13 @@ async def _submission(
 
 
 async def fingerprint_of(request: Request, body: bytes) -> bytes:
+    return await off_loop(len(body), fingerprint, request.url.path, body)
+
+
+def fingerprint(path: str, body: bytes) -> bytes:
     """What an idempotency key was used for. The same body means something else to another route."""
-    digest = hashlib.sha256(request.url.path.encode() + b"\0")
-    await off_loop(len(body), digest.update, body)
+    digest = hashlib.sha256(path.encode() + b"\0")
+    digest.update(body)
     return digest.digest()
 
 

@@ -9,7 +9,7 @@ from app.events.hub import Hub
 from app.executors.http_call import parse_call
 from app.jobs.signing import parse_secret
 from app.jobs.submission import NewJob, invalid
-from app.loops.batcher import Batcher
+from app.loops.batcher import Batcher, Tell
 from app.loops.off_loop import off_loop
 from app.outbound.client import GuardedClient
 from app.outbound.guard import AddressPolicy
@@ -44,6 +44,21 @@ class Intake:
     async def submit(self, submission: Submission) -> Receipt:
         managed = await self.check(submission)
         return await (self._managed if managed else self._plain).put(submission)
+
+    def take(self, submission: Submission, tell: Tell[Receipt]) -> bool:
+        """The same for who does not wait: `tell` is called with what comes of it. False, and nothing is done,
+        where anything must be asked or waited for but the commit."""
+        for job in submission.jobs:
+            if (
+                job.webhook_url is not None
+                or job.kind == "http"
+                or job.parent_id is not None
+                or job.depends_on is not None
+                or self._book.rules(job.queue) is not None
+            ):
+                return False
+        self._plain.add(submission, tell)
+        return True
 
     async def check(self, submission: Submission) -> bool:
         """Refuse what may not come in; otherwise whether it must come in by the managed way."""

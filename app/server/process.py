@@ -19,6 +19,7 @@ from app.errors import Unavailable
 from app.foreman import Foreman
 from app.main import create_app
 from app.server import ServeError
+from app.server.direct_submissions import DirectSubmissions
 from app.server.postgres import PostgresKeeper
 from app.server.protocol import paced
 from app.store.migrate import migrate
@@ -155,10 +156,16 @@ def serve_here(
     async def watch_postgres() -> None:
         keeper.look()
 
+    # A process that only works takes no jobs in.
+    direct = (
+        None
+        if settings.role == "worker"
+        else DirectSubmissions(edge, foreman.intake, settings.max_json_depth)
+    )
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http=paced(settings.request_timeout_seconds, settings.slow_reader_seconds),
+        http=paced(settings.request_timeout_seconds, settings.slow_reader_seconds, direct),
         ws="none",
         lifespan="off",
         access_log=False,

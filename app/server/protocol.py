@@ -19,6 +19,9 @@ After a restart all event streams come back at once, and a thousand requests may
 the loop. Those are read a few at a time, so that whoever submits a job meanwhile is not behind all of them
 (app/api/edge.py then limits what it takes to begin them). So is a body in very small chunks: a
 thousand of a byte cost more to read than a megabyte in one.
+
+A small submission that is there as a whole needs none of this: direct_submissions.py has it answered. Until
+then it counts as the request that is being answered.
 """
 
 import asyncio
@@ -26,12 +29,13 @@ from http import HTTPStatus
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from app.api.edge import EVENT_STREAM
 from app.api.problems import problem_body
 from app.errors import ForemanError, HeadersTooLarge, MethodNotAllowed, RequestTimeout, Unparsable
 from app.server.connection import Connection, Flow
+from app.server.direct_submissions import REQUEST_LINE, DirectCycle, DirectSubmissions
 from app.server.framing import (
     END_OF_HEAD,
     IN_CHUNKED_BODY,
@@ -42,6 +46,7 @@ from app.server.framing import (
     ends_with_body,
     trailers_too_large,
 )
+from app.server.idle import IdleTimer
 from app.server.turns import Turns
 from app.telemetry import NO_ROUTE, REQUESTS, SLOW_READERS
 
@@ -65,6 +70,7 @@ class _Pipelined(Exception):
 class PacedProtocol(HttpToolsProtocol):
     request_timeout: float = 20.0
     reader_timeout: float = 30.0
+    direct: DirectSubmissions | None = None
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -87,6 +93,7 @@ class PacedProtocol(HttpToolsProtocol):
         # Whatever else comes is thrown away.
         self._ignores_input = False
         self._shutting_down = False
+        self._idle = IdleTimer(self.loop, self.timeout_keep_alive, self.timeout_keep_alive_handler)
         self._timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
 
@@ -101,6 +108,7 @@ class PacedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._idle.cancel()
         self._reader_took_something()
         self._connection.end()
         super().connection_lost(exc)
@@ -155,8 +163,38 @@ class PacedProtocol(HttpToolsProtocol):
         elif data.startswith(b"GET ") and EVENT_STREAM in data and self._is_idle():
             self._wait_with(data, 0)
             _STREAMS.wait(self.loop, self.read_on)
-        else:
+        elif not data.startswith(REQUEST_LINE) or not self._goes_direct(data):
             self._read(data, 0)
+
+    def _goes_direct(self, data: bytes) -> bool:
+        """Whether this is answered without ASGI; then it is on its way already."""
+        if (
+            self.direct is None
+            or not self._is_idle()
+            or self._shutting_down
+            or self.flow.write_paused
+            or self.transport.is_closing()
+            or not self.direct.take(data, self)
+        ):
+            return False
+        self._idle.end()
+        self._waiting_since = None
+        self.cycle = DirectCycle()  # type: ignore[assignment]
+        return True
+
+    def answer(self, status: int, headers: bytes, body: bytes) -> None:
+        """What was submitted directly is answered, as uvicorn's cycle would do it, but in one piece."""
+        cycle = self.cycle
+        cycle.response_started = cycle.response_complete = True
+        if cycle.disconnected:
+            return
+        if not cycle.keep_alive:
+            headers += b"connection: close\r\n"
+        usual = [b"%b: %b\r\n" % each for each in self.server_state.default_headers]
+        self._connection.write_whole(b"".join([STATUS_LINE[status], *usual, headers, b"\r\n", body]))
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
 
     def _wait_with(self, data: bytes, start: int) -> None:
         self._unread, self._unread_from = data, start
@@ -171,9 +209,16 @@ class PacedProtocol(HttpToolsProtocol):
             self._read(data, start)
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        """As uvicorn's own, but with a timer of ours, and nothing that is parsed ahead."""
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._idle.begin()
         if self._unread is not None:
             self.loop.call_soon(self.read_on)
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._idle.end()
 
     def _read(self, data: bytes, start: int) -> None:
         """Hand the parser one head or one body at a time, until a request has to be answered first."""
@@ -360,8 +405,9 @@ class PacedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def paced(request_timeout: float, reader_timeout: float) -> type[PacedProtocol]:
+def paced(
+    request_timeout: float, reader_timeout: float, direct: DirectSubmissions | None = None
+) -> type[PacedProtocol]:
     """The protocol with these time-outs; uvicorn makes its instances itself and takes only a class."""
-    return type(
-        "Paced", (PacedProtocol,), {"request_timeout": request_timeout, "reader_timeout": reader_timeout}
-    )
+    settings = {"request_timeout": request_timeout, "reader_timeout": reader_timeout, "direct": direct}
+    return type("Paced", (PacedProtocol,), settings)

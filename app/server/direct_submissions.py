@@ -1,0 +1,194 @@
+"""`POST /jobs` by the short way: a small ordinary submission goes from the connection straight to the intake.
+
+No task, no ASGI scope, no future: the whole request is there in one read, its job is handed to the same
+batcher as everybody's, and the answer is written when the batch is committed (docs/decisions/0015).
+
+It takes only what it understands completely. Whatever is unusual in any way (a header that is not among the
+harmless ones, or comes twice; a body that is no valid job; a queue with rules; a webhook) is left alone, no
+byte of it consumed, and goes the ordinary way, which alone refuses. Who may come in is asked of the edge.
+"""
+
+import time
+from functools import partial
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Scope
+
+from app.api.edge import Edge, Seen, failure_response, usable_request_id
+from app.api.job_parameters import key_from, trace_from
+from app.api.jobs import fingerprint, plain_answer, submitted_response
+from app.engine.intake import Intake
+from app.jobs.submission import parse_job
+from app.store.idempotency import Receipt, Submission
+
+REQUEST_LINE = b"POST /jobs HTTP/1.1\r\n"
+END_OF_HEAD = b"\r\n\r\n"
+PATH = "/jobs"
+MAX_HEAD_BYTES = 8 * 1024
+# What the ordinary way does not look at for this route, and what is understood here.
+HARMLESS = frozenset(
+    {
+        b"accept",
+        b"accept-encoding",
+        b"accept-language",
+        b"authorization",
+        b"connection",
+        b"content-length",
+        b"content-type",
+        b"host",
+        b"idempotency-key",
+        b"traceparent",
+        b"tracestate",
+        b"user-agent",
+        b"x-forwarded-for",
+        b"x-forwarded-host",
+        b"x-forwarded-proto",
+        b"x-real-ip",
+        b"x-request-id",
+    }
+)
+_PRINTABLE = bytes(range(0x20, 0x7F))
+# Of the scope of such a request, all that decides who may come in (see app/api/guard.py).
+_SCOPE: Scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": PATH, "headers": []}
+
+
+class Asker(Protocol):
+    """The connection that a request came by."""
+
+    def answer(self, status: int, headers: bytes, body: bytes) -> None:
+        """Write the whole answer; harmless when the client has left."""
+
+
+class DirectCycle:
+    """A request that is answered without ASGI, as uvicorn's protocol looks at one that is being answered."""
+
+    __slots__ = (
+        "body",
+        "disconnected",
+        "keep_alive",
+        "message_event",
+        "response_complete",
+        "response_started",
+    )
+
+    def __init__(self) -> None:
+        self.response_started = False
+        self.response_complete = False
+        self.keep_alive = True
+        self.disconnected = False
+        self.body = bytearray()
+        self.message_event = _NOBODY_WAITS
+
+
+class _NoEvent:
+    def set(self) -> None:
+        """Nobody waits for the rest of a request that was there as a whole."""
+
+
+_NOBODY_WAITS = _NoEvent()
+
+
+class DirectSubmissions:
+    def __init__(self, edge: Edge, intake: Intake, max_depth: int) -> None:
+        self._edge = edge
+        self._intake = intake
+        self._max_depth = max_depth
+
+    def take(self, data: bytes, asker: Asker) -> bool:
+        """Whether this is such a request, and nothing but it; then `asker` is given the answer later."""
+        began = time.perf_counter()
+        end = data.find(END_OF_HEAD)
+        if not 0 < end <= MAX_HEAD_BYTES or self._edge.not_yet is not None:
+            return False
+        headers = _headers(data[len(REQUEST_LINE) : end])
+        if headers is None:
+            return False
+        body = data[end + len(END_OF_HEAD) :]
+        if not self._is_whole(headers, len(body)):
+            return False
+        try:
+            return self._submit(headers, body, asker, began)
+        except Exception:
+            # Whatever it is: the ordinary way meets it too, and has the words for it.
+            return False
+
+    def _is_whole(self, headers: dict[bytes, bytes], size: int) -> bool:
+        """Exactly the body that was announced, a small one; and the connection is to stay."""
+        length = headers.get(b"content-length", b"")
+        return (
+            length.isdigit()
+            and len(length) < 10
+            and 0 < int(length) == size <= self._edge.unwatched
+            and headers.get(b"connection", b"keep-alive").lower() == b"keep-alive"
+        )
+
+    def _submit(self, headers: dict[bytes, bytes], body: bytes, asker: Asker, began: float) -> bool:
+        request_id = usable_request_id(headers.get(b"x-request-id", b""))
+        host = headers.get(b"host")
+        seen = Seen(host, int(host is not None), len(body), False, None, None, request_id)
+        tenant = self._edge.admit(_SCOPE, seen)
+        job = parse_job(body, tenant, self._max_depth)
+        trace = trace_from(
+            request_id.decode(), _text(headers.get(b"traceparent")), _text(headers.get(b"tracestate"))
+        )
+        job.request_id, job.traceparent, job.tracestate = (
+            trace.request_id,
+            trace.traceparent,
+            trace.tracestate,
+        )
+        submission = Submission([job], tenant)
+        key = headers.get(b"idempotency-key")
+        if key is not None:
+            submission.idempotency_key = key_from(key.decode())
+            submission.fingerprint = fingerprint(PATH, body)
+        return self._intake.take(submission, partial(self._tell, asker, request_id, began))
+
+    def _tell(self, asker: Asker, request_id: bytes, began: float, outcome: Receipt | Exception) -> None:
+        if isinstance(outcome, Receipt) and not outcome.replayed and outcome.answers is None:
+            status, job_id = 202, outcome.job_ids[0].encode()
+            body = plain_answer(job_id)
+            headers = _ACCEPTED_HEADERS % (len(body), job_id, request_id)
+        else:
+            response = self._response(outcome, request_id)
+            status, body = response.status_code, bytes(response.body)
+            sent = [*response.raw_headers, (b"x-request-id", request_id)]
+            headers = b"".join([b"%b: %b\r\n" % each for each in sent])
+        asker.answer(status, headers, body)
+        self._edge.count("POST", PATH, status, time.perf_counter() - began)
+
+    def _response(self, outcome: Receipt | Exception, request_id: bytes) -> Response:
+        if isinstance(outcome, Exception):
+            return failure_response(outcome, "POST", PATH, request_id.decode())
+        return submitted_response(outcome)
+
+
+# As `submitted_response` has them, and the edge; a test holds the two together.
+_ACCEPTED_HEADERS = (
+    b"content-length: %d\r\ncontent-type: application/json\r\nlocation: /jobs/%b\r\nx-request-id: %b\r\n"
+)
+
+
+def _headers(head: bytes) -> dict[bytes, bytes] | None:
+    """By lower-case name; None if there is anything that a parser could read in another way."""
+    lines = head.split(b"\r\n")
+    # Nothing but what can be printed and the ends of the lines; no blanks around a value.
+    if (
+        head.translate(None, _PRINTABLE) != b"\r\n" * (len(lines) - 1)
+        or b":  " in head
+        or b" \r" in head
+        or head.endswith(b" ")
+    ):
+        return None
+    headers = {}
+    for line in lines:
+        name, _, value = line.partition(b": ")
+        name = name.lower()
+        if name not in HARMLESS or name in headers:
+            return None
+        headers[name] = value
+    return headers
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode()
