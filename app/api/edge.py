@@ -11,8 +11,9 @@ import re
 import secrets
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
+import msgspec
 import structlog
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -26,7 +27,7 @@ from app.api.problems import error_response
 from app.api.routes import Route
 from app.errors import ForemanError
 from app.jobs.lanes import DEFAULT_TENANT
-from app.telemetry import BODY_BYTES, NO_ROUTE, REQUESTS
+from app.telemetry import BODY_BYTES, NO_ROUTE, REQUESTS, observe_all
 
 log = structlog.get_logger()
 
@@ -48,7 +49,7 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _ARTIFACT = re.compile(r"/jobs/[^/]+/artifacts/")
 
 
-class Seen(NamedTuple):
+class Seen(msgspec.Struct, frozen=True, gc=False):
     """What the edge needs to know of a request's headers."""
 
     host: bytes | None
@@ -193,15 +194,15 @@ class Edge:
         # Set here for hot routes and streams, by the framework for the others.
         self.count(scope["method"], getattr(scope.get("route"), "path_format", NO_ROUTE), status, seconds)
 
-    def count(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request was answered."""
+    def count(self, method: str, route: str, status: int, *seconds: float) -> None:
+        """Requests were answered, each after so long."""
         timer = self._timers.get((method, route, status))
         if timer is None:
             known = (
                 method if method in {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"} else "other"
             )
             timer = self._timers[method, route, status] = REQUESTS.labels(known, route, str(status))
-        timer.observe(seconds)
+        observe_all(timer, seconds)
 
 
 def failure_response(error: Exception, method: str, path: str, request_id: str) -> Response:
@@ -214,7 +215,9 @@ def failure_response(error: Exception, method: str, path: str, request_id: str) 
 
 def usable_request_id(given: bytes) -> bytes:
     """The caller's own if it is one, else a new one."""
-    return given if _REQUEST_ID.fullmatch(given) else b"%b-%x" % (_PROCESS, next(_REQUESTS))
+    if given and _REQUEST_ID.fullmatch(given):
+        return given
+    return b"%b-%x" % (_PROCESS, next(_REQUESTS))
 
 
 async def _nothing_more() -> Message:

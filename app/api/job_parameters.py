@@ -2,19 +2,18 @@
 
 import base64
 import binascii
-import random
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import Depends, Path, Query
 from pydantic import BeforeValidator
 from starlette.requests import Request
 
 from app.api.parameters import KnownFilters
 from app.errors import InvalidRequest, NotFound
-from app.jobs.ids import is_id
+from app.jobs.ids import is_id, new_traceparent
 from app.jobs.states import State
 from app.jobs.submission import invalid
 from app.store.read import Filter
@@ -199,8 +198,7 @@ def header(request: Request, name: bytes) -> str | None:
     return None
 
 
-@dataclass(slots=True)
-class Trace:
+class Trace(msgspec.Struct, gc=False):
     request_id: str
     traceparent: str
     tracestate: str | None
@@ -218,9 +216,7 @@ def trace_from(request_id: str, traceparent: str | None, tracestate: str | None)
     if traceparent is not None and _is_traceparent(traceparent):
         usable = tracestate is not None and len(tracestate) <= MAX_TRACESTATE and _PRINTABLE.match(tracestate)
         return Trace(request_id, traceparent, tracestate if usable else None)
-    # Unique is enough: nobody is let in by a trace id.
-    dice = f"{random.getrandbits(192):048x}"
-    return Trace(request_id, f"00-{dice[:32]}-{dice[32:]}-01", None)
+    return Trace(request_id, new_traceparent(), None)
 
 
 def _is_traceparent(given: str) -> bool:

@@ -1,6 +1,7 @@
 """Job ids: ULIDs, made fast. Same layout as python-ulid's, which parses and checks them."""
 
 import os
+import struct
 import time
 from datetime import UTC, datetime
 
@@ -11,27 +12,45 @@ _PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
 ID_LENGTH = 26
 
 
-_DICE_BYTES = 10
 # How much of the system's randomness is drawn at once: asking it for each id costs as much as making the id.
-_DRAWN_BYTES = 400 * _DICE_BYTES
-_LOW = (1 << 40) - 1
+_DRAWN = 512
+_HALF = (1 << 40) - 1
+_TRACE_DIGITS = 48
 
 
 class _Ids:
     """The newest id of this process, and the randomness that was drawn for the next ones."""
 
-    moment = 0
-    # The moment as text: most ids share it with the one before.
-    prefix = ""
-    # The 80 bits behind it, as a number.
-    dice = 0
-    pool = b""
-    drawn = 0
+    __slots__ = ("first_text", "high", "low", "moment", "moment_text", "pool")
+
+    def __init__(self) -> None:
+        self.moment = 0
+        # The two halves of the 80 bits behind the moment, as numbers.
+        self.high = self.low = 0
+        # The moment, and with it the first half, as text: most ids share them with the one before.
+        self.moment_text = self.first_text = ""
+        self.pool: list[int] = []
+
+
+class _Traces:
+    """Hexadecimal digits for the next traces."""
+
+    __slots__ = ("digits", "used")
+
+    def __init__(self) -> None:
+        self.digits = ""
+        self.used = 0
+
+
+_IDS = _Ids()
+_TRACES = _Traces()
 
 
 def _forget() -> None:
     """In the child of a fork: with its parent's randomness it would make its parent's ids."""
-    _Ids.pool, _Ids.drawn, _Ids.moment = b"", 0, 0
+    _IDS.pool.clear()
+    _IDS.moment = 0
+    _TRACES.digits = ""
 
 
 os.register_at_fork(after_in_child=_forget)
@@ -42,34 +61,51 @@ def new_id() -> str:
 
     Within one millisecond they ascend, so that what one process accepts together also goes in that order.
     """
-    ids, pairs = _Ids, _PAIRS
-    start = ids.drawn
-    if start >= len(ids.pool):
-        ids.pool, start = os.urandom(_DRAWN_BYTES), 0
-    ids.drawn = start + _DICE_BYTES
-    dice = int.from_bytes(ids.pool[start : start + _DICE_BYTES], "big")
+    ids, pairs = _IDS, _PAIRS
+    if len(ids.pool) < 2:
+        ids.pool.extend(struct.unpack(f"{_DRAWN}Q", os.urandom(8 * _DRAWN)))
     moment = time.time_ns() // 1_000_000
     if moment == ids.moment:
         # A step of random width: the neighbours of an id cannot be guessed from it.
-        dice = ids.dice + 1 + (dice >> 40)
-        if dice >> 80:
-            # Once in years, and as good as any other: on into the next millisecond.
-            moment, dice = moment + 1, dice & ((1 << 80) - 1)
-    if moment != ids.moment:
-        ids.moment, ids.prefix = moment, _moment_text(moment)
-    ids.dice = dice
-    high, low = dice >> 40, dice & _LOW
+        low = ids.low + 1 + (ids.pool.pop() & _HALF)
+        if low > _HALF:
+            _second_half_is_full(ids)
+    else:
+        low = ids.pool.pop()
+        _begin(ids, moment, ids.pool.pop() & _HALF)
+    ids.low = low = low & _HALF
     return (
-        ids.prefix
-        + pairs[high >> 30]
-        + pairs[high >> 20 & 1023]
-        + pairs[high >> 10 & 1023]
-        + pairs[high & 1023]
+        ids.first_text
         + pairs[low >> 30]
         + pairs[low >> 20 & 1023]
         + pairs[low >> 10 & 1023]
         + pairs[low & 1023]
     )
+
+
+def _begin(ids: _Ids, moment: int, high: int) -> None:
+    if moment != ids.moment:
+        ids.moment, ids.moment_text = moment, _moment_text(moment)
+    ids.high = high
+    ids.first_text = ids.moment_text + "".join([_PAIRS[high >> shift & 1023] for shift in (30, 20, 10, 0)])
+
+
+def _second_half_is_full(ids: _Ids) -> None:
+    if ids.high < _HALF:
+        _begin(ids, ids.moment, ids.high + 1)
+    else:
+        # Once in years: on into the next millisecond.
+        _begin(ids, ids.moment + 1, 0)
+
+
+def new_traceparent() -> str:
+    """A trace that begins here, as W3C has it. Unique is enough: nobody is let in by a trace id."""
+    traces = _TRACES
+    start = traces.used
+    if start >= len(traces.digits):
+        traces.digits, start = os.urandom(_DRAWN * _TRACE_DIGITS // 2).hex(), 0
+    traces.used = start + _TRACE_DIGITS
+    return f"00-{traces.digits[start : start + 32]}-{traces.digits[start + 32 : start + _TRACE_DIGITS]}-01"
 
 
 def _moment_text(milliseconds: int) -> str:

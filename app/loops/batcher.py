@@ -114,6 +114,8 @@ class Batcher(Generic[Item, Answer]):
         try:
             while self._waiting and self._may_run(self._flushes):
                 await self._flush_batch(self._take())
+                # What has arrived at the sockets meanwhile is read first, and leaves with the next batch.
+                await asyncio.sleep(0)
         finally:
             self._flushes -= 1
 

@@ -8,6 +8,7 @@ harmless ones, or comes twice; a body that is no valid job; a queue with rules; 
 byte of it consumed, and goes the ordinary way, which alone refuses. Who may come in is asked of the edge.
 """
 
+import asyncio
 import time
 from functools import partial
 from typing import Protocol
@@ -94,6 +95,8 @@ class DirectSubmissions:
         self._edge = edge
         self._intake = intake
         self._max_depth = max_depth
+        # How long those took that were answered just now, by status.
+        self._uncounted: dict[int, list[float]] = {}
 
     def take(self, data: bytes, asker: Asker) -> bool:
         """Whether this is such a request, and nothing but it; then `asker` is given the answer later."""
@@ -155,7 +158,18 @@ class DirectSubmissions:
             sent = [*response.raw_headers, (b"x-request-id", request_id)]
             headers = b"".join([b"%b: %b\r\n" % each for each in sent])
         asker.answer(status, headers, body)
-        self._edge.count("POST", PATH, status, time.perf_counter() - began)
+        self._count(status, time.perf_counter() - began)
+
+    def _count(self, status: int, seconds: float) -> None:
+        """Those that are answered in one burst are counted together."""
+        if not self._uncounted:
+            asyncio.get_running_loop().call_soon(self._count_all)
+        self._uncounted.setdefault(status, []).append(seconds)
+
+    def _count_all(self) -> None:
+        counted, self._uncounted = self._uncounted, {}
+        for status, seconds in counted.items():
+            self._edge.count("POST", PATH, status, *seconds)
 
     def _response(self, outcome: Receipt | Exception, request_id: bytes) -> Response:
         if isinstance(outcome, Exception):

@@ -42,6 +42,7 @@ from app.server.framing import (
     IN_HEAD,
     MAX_HEADER_BYTES,
     Trailers,
+    UsualHeaders,
     body_length,
     ends_with_body,
     trailers_too_large,
@@ -61,6 +62,7 @@ MANY_CHUNKS = 1000
 # Those who wait: requests for event streams, bodies in very small chunks.
 _STREAMS = Turns()
 _CHUNKED = Turns()
+_USUAL_HEADERS = UsualHeaders()
 
 
 class _Pipelined(Exception):
@@ -190,8 +192,8 @@ class PacedProtocol(HttpToolsProtocol):
             return
         if not cycle.keep_alive:
             headers += b"connection: close\r\n"
-        usual = [b"%b: %b\r\n" % each for each in self.server_state.default_headers]
-        self._connection.write_whole(b"".join([STATUS_LINE[status], *usual, headers, b"\r\n", body]))
+        usual = _USUAL_HEADERS.text(self.server_state.default_headers)
+        self._connection.write_whole(b"".join((STATUS_LINE[status], usual, headers, b"\r\n", body)))
         if not cycle.keep_alive:
             self.transport.close()
         self.on_response_complete()
