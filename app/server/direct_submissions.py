@@ -198,7 +198,7 @@ def _headers(head: bytes) -> dict[bytes, bytes] | None:
     for line in lines:
         name, _, value = line.partition(b": ")
         name = name.lower()
-        if name not in HARMLESS or name in headers:
+        if not value or name not in HARMLESS or name in headers:
             return None
         headers[name] = value
     return headers
