@@ -23,6 +23,8 @@ from app.store.remembered import Remembered
 from app.telemetry import REFUSED
 
 MAX_ROWS = 1000
+# A full batch does not wait for the one before: while the database writes one, the next is encoded here.
+FULL_IN_FLIGHT = 2
 # A name that takes longer to resolve is no objection: the delivery checks it again.
 RESOLVE_SECONDS = 1.0
 
@@ -37,7 +39,9 @@ class Intake:
         self._checks = checks
         self._known_queues: Remembered[str, None] = Remembered()
         self.managed = ManagedEnqueue(database, book)
-        self._plain = self._batcher(lambda submissions: enqueue.enqueue(database, submissions))
+        self._plain = self._batcher(
+            lambda submissions: enqueue.enqueue(database, submissions), in_flight_full=FULL_IN_FLIGHT
+        )
         # By a way of their own: whoever has to wait for a key's lock does not hold up the others.
         self._managed = self._batcher(self.managed.enqueue)
 
@@ -89,7 +93,7 @@ class Intake:
         await self._managed.drain()
 
     def _batcher(
-        self, write: Callable[[Sequence[Submission]], Awaitable[enqueue.Enqueued]]
+        self, write: Callable[[Sequence[Submission]], Awaitable[enqueue.Enqueued]], in_flight_full: int = 1
     ) -> Batcher[Submission, Receipt]:
         async def flush(submissions: Sequence[Submission]) -> list[Receipt | Exception]:
             await self.know_queues(submissions)
@@ -97,7 +101,13 @@ class Intake:
             self._hub.announce(changes)
             return changes.answers
 
-        return Batcher(flush, max_weight=MAX_ROWS, weight=lambda each: len(each.jobs), size=submission_bytes)
+        return Batcher(
+            flush,
+            max_weight=MAX_ROWS,
+            weight=lambda each: len(each.jobs),
+            size=submission_bytes,
+            in_flight_full=in_flight_full,
+        )
 
     async def know_queues(self, submissions: Sequence[Submission]) -> None:
         """Remember new queues, so that operators find them."""

@@ -2,7 +2,6 @@
 
 import re
 from datetime import UTC, datetime
-from functools import cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,6 +11,7 @@ from app.dialects.protocol import AnyObject
 from app.dialects.runner import RUNNER_OPTIONS, RunnerOptions
 from app.errors import InvalidRequest
 from app.jobs import lanes, verbatim
+from app.jobs.explain import explain
 from app.jobs.ids import is_id, new_id
 from app.jobs.states import EXTRA_EVENT_TYPES, RESERVED_EVENT_TYPES, State
 from app.jobs.verbatim import Members
@@ -113,14 +113,16 @@ class JobRequest(Extensions, frozen=True, gc=False):
     ) = UNSET
 
 
-class PlainRequest(Extensions, frozen=True, gc=False, forbid_unknown_fields=True):
+class PlainRequest(Extensions, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):
     """The fields and a payload, as most submissions are: read in one go, the payload left as it is."""
 
+    # Without a kind it would be a chat.
+    kind: Name
     payload: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class MetadataAsWritten(msgspec.Struct, frozen=True, gc=False):
-    metadata: msgspec.Raw
+    metadata: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 EXTENSION_FIELDS = frozenset(Extensions.__struct_fields__)
@@ -128,6 +130,8 @@ _decode_extensions = msgspec.json.Decoder(Extensions).decode
 _decode_llm = msgspec.json.Decoder(LlmBody).decode
 _decode_plain = msgspec.json.Decoder(PlainRequest).decode
 _decode_metadata = msgspec.json.Decoder(MetadataAsWritten).decode
+_decode_all_plain = msgspec.json.Decoder(list[PlainRequest]).decode
+_decode_all_metadata = msgspec.json.Decoder(list[MetadataAsWritten]).decode
 
 
 class NewJob(msgspec.Struct, gc=False):
@@ -184,14 +188,40 @@ def _parse_plain(body: bytes, tenant: str, max_depth: int) -> NewJob | None:
     verbatim.check_text(body, max_depth)
     try:
         request = _decode_plain(body)
-        payload = str(request.payload, "utf-8")
-        if request.kind in lanes.LLM_KINDS or not payload.startswith("{"):
-            return None
-        _check_pairs(request)
-        metadata = str(_decode_metadata(body).metadata, "utf-8") if request.metadata else None
-        return new_job(tenant, request, payload, metadata=metadata)
-    except (msgspec.MsgspecError, RecursionError, InvalidRequest):
+        return _plain_job(tenant, request, _decode_metadata(body) if request.metadata else None)
+    except NOT_PLAIN:
         return None
+
+
+def parse_plain_jobs(array: msgspec.Raw, tenant: str) -> list[NewJob] | None:
+    """The same of a whole list of them, whose text was checked."""
+    try:
+        requests = _decode_all_plain(array)
+        if not any(request.metadata for request in requests):
+            return [_plain_job(tenant, request, None) for request in requests]
+        written = zip(requests, _decode_all_metadata(array), strict=True)
+        return [
+            _plain_job(tenant, request, metadata if request.metadata else None)
+            for request, metadata in written
+        ]
+    except NOT_PLAIN:
+        return None
+
+
+def _plain_job(tenant: str, request: PlainRequest, metadata: MetadataAsWritten | None) -> NewJob:
+    payload = str(request.payload, "utf-8")
+    if request.kind in lanes.LLM_KINDS or not payload.startswith("{"):
+        raise _NotPlain
+    _check_pairs(request)
+    given = None if metadata is None else str(metadata.metadata, "utf-8")
+    return new_job(tenant, request, payload, metadata=given)
+
+
+class _NotPlain(Exception):
+    """It has to be read more thoroughly."""
+
+
+NOT_PLAIN = (_NotPlain, msgspec.MsgspecError, RecursionError, InvalidRequest)
 
 
 def _parse_any(body: bytes, tenant: str, max_depth: int) -> NewJob:
@@ -338,41 +368,3 @@ def shown(text: str) -> str:
 
 def invalid(field: str, message: str) -> InvalidRequest:
     return InvalidRequest(f"{shown(field)}: {message}.", errors=[{"field": field, "message": message}])
-
-
-def explain(parts: Members, shape: type[msgspec.Struct]) -> InvalidRequest:
-    """Off the hot path: decode each field on its own, so that all the wrong ones are named."""
-    errors = []
-    for info in _field_infos(shape):
-        raw = parts.get(info.encode_name)
-        if raw is None:
-            if info.required:
-                errors.append({"field": info.encode_name, "message": "is required"})
-            continue
-        try:
-            msgspec.json.decode(raw, type=info.type)
-        except (msgspec.ValidationError, msgspec.DecodeError) as problem:
-            errors.append({"field": info.encode_name, "message": _plain(str(problem))})
-    named = "; ".join(f"{error['field']}: {error['message']}" for error in errors)
-    return InvalidRequest(
-        f"{named}." if named else "The request does not have the right shape.", errors=errors
-    )
-
-
-@cache
-def _field_infos(shape: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    return msgspec.structs.fields(shape)
-
-
-def _plain(message: str) -> str:
-    """msgspec's messages, for people: no type names of ours, patterns in words."""
-    message = re.sub(r"matching regex '\^\[A-Z.*'", "of letters, digits and . _ : - (1 to 128)", message)
-    message = re.sub(r"matching regex .*", "without forbidden characters", message)
-    message = (
-        message.replace(" - at `$", " at `$")
-        .replace(" | null`", "`")
-        .replace("`str`", "a string")
-        .replace("`int`", "an integer")
-    )
-    message = message.replace("`float`", "a number").replace("`datetime`", "an RFC 3339 timestamp")
-    return re.sub(r"\s+", " ", message[:1].lower() + message[1:])

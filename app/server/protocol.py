@@ -45,6 +45,7 @@ from app.server.framing import (
     UsualHeaders,
     body_length,
     ends_with_body,
+    origin_form,
     trailers_too_large,
 )
 from app.server.idle import IdleTimer
@@ -318,24 +319,13 @@ class PacedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         if self.url[:1] != b"/":
-            self._target_names_host()
+            self.url = origin_form(self.url, self.headers)
         self._progress()
         length = body_length(self.headers)
         super().on_headers_complete()
         self._place = length
         if self._place == IN_CHUNKED_BODY:
             self.headers = Trailers()
-
-    def _target_names_host(self) -> None:
-        """`GET http://host/path`: the Host header is to be ignored then (RFC 9112, 3.2.2)."""
-        target = httptools.parse_url(self.url)
-        if not target.host:
-            return
-        host = b"[%b]" % target.host if b":" in target.host else target.host
-        named = b"%b:%d" % (host, target.port) if target.port else host
-        self.headers[:] = [each for each in self.headers if each[0] != b"host"]
-        self.headers.append((b"host", named))
-        self.url = (target.path or b"/") + (b"?" + target.query if target.query else b"")
 
     def on_body(self, body: bytes) -> None:
         if self._place == IN_CHUNKED_BODY:
