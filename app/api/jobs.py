@@ -203,7 +203,7 @@ async def _submission(
 
 
 async def fingerprint_of(request: Request, body: bytes) -> bytes:
-    return await off_loop(len(body), fingerprint, request.url.path, body)
+    return await off_loop(len(body), fingerprint, request.scope["path"], body)
 
 
 def fingerprint(path: str, body: bytes) -> bytes:

@@ -3,6 +3,9 @@
 No task, no ASGI scope, no future: the whole request is there in one read, its job is handed to the same
 batcher as everybody's, and the answer is written when the batch is committed (docs/decisions/0015).
 
+Many clients send the head first and then the body: a head by itself is held until its body is there too, but
+only for a moment. All other waiting is the business of the ordinary way (protocol.py).
+
 It takes only what it understands completely. Whatever is unusual in any way (a header that is not among the
 harmless ones, or comes twice; a body that is no valid job; a queue with rules; a webhook) is left alone, no
 byte of it consumed, and goes the ordinary way, which alone refuses. Who may come in is asked of the edge.
@@ -11,22 +14,26 @@ byte of it consumed, and goes the ordinary way, which alone refuses. Who may com
 import asyncio
 import time
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Scope
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from app.api.edge import Edge, Seen, failure_response, usable_request_id
 from app.api.job_parameters import key_from, trace_from
 from app.api.jobs import fingerprint, plain_answer, submitted_response
 from app.engine.intake import Intake
 from app.jobs.submission import parse_job
+from app.server.framing import END_OF_HEAD
+from app.server.protocol import PacedProtocol
 from app.store.idempotency import Receipt, Submission
 
 REQUEST_LINE = b"POST /jobs HTTP/1.1\r\n"
-END_OF_HEAD = b"\r\n\r\n"
 PATH = "/jobs"
 MAX_HEAD_BYTES = 8 * 1024
+# How long a head waits for its body here; a client that means to send it is quicker.
+HELD_SECONDS = 0.02
 # What the ordinary way does not look at for this route, and what is understood here.
 HARMLESS = frozenset(
     {
@@ -61,35 +68,6 @@ class Asker(Protocol):
         """Write the whole answer; harmless when the client has left."""
 
 
-class DirectCycle:
-    """A request that is answered without ASGI, as uvicorn's protocol looks at one that is being answered."""
-
-    __slots__ = (
-        "body",
-        "disconnected",
-        "keep_alive",
-        "message_event",
-        "response_complete",
-        "response_started",
-    )
-
-    def __init__(self) -> None:
-        self.response_started = False
-        self.response_complete = False
-        self.keep_alive = True
-        self.disconnected = False
-        self.body = bytearray()
-        self.message_event = _NOBODY_WAITS
-
-
-class _NoEvent:
-    def set(self) -> None:
-        """Nobody waits for the rest of a request that was there as a whole."""
-
-
-_NOBODY_WAITS = _NoEvent()
-
-
 class DirectSubmissions:
     def __init__(self, edge: Edge, intake: Intake, max_depth: int) -> None:
         self._edge = edge
@@ -97,6 +75,13 @@ class DirectSubmissions:
         self._max_depth = max_depth
         # How long those took that were answered just now, by status.
         self._uncounted: dict[int, list[float]] = {}
+
+    def awaits_body(self, data: bytes) -> bool:
+        """Whether this is the head of such a request, as far as heads go, and nothing but it."""
+        if not data.endswith(END_OF_HEAD) or data.find(END_OF_HEAD) != len(data) - len(END_OF_HEAD):
+            return False
+        headers = _headers(data[len(REQUEST_LINE) : -len(END_OF_HEAD)])
+        return headers is not None and 0 < self._length(headers) <= self._edge.unwatched
 
     def take(self, data: bytes, asker: Asker) -> bool:
         """Whether this is such a request, and nothing but it; then `asker` is given the answer later."""
@@ -108,7 +93,7 @@ class DirectSubmissions:
         if headers is None:
             return False
         body = data[end + len(END_OF_HEAD) :]
-        if not self._is_whole(headers, len(body)):
+        if not 0 < self._length(headers) == len(body) <= self._edge.unwatched:
             return False
         try:
             return self._submit(headers, body, asker, began)
@@ -116,15 +101,12 @@ class DirectSubmissions:
             # Whatever it is: the ordinary way meets it too, and has the words for it.
             return False
 
-    def _is_whole(self, headers: dict[bytes, bytes], size: int) -> bool:
-        """Exactly the body that was announced, a small one; and the connection is to stay."""
+    @staticmethod
+    def _length(headers: dict[bytes, bytes]) -> int:
+        """Of the body; none where the connection is not to stay."""
         length = headers.get(b"content-length", b"")
-        return (
-            length.isdigit()
-            and len(length) < 10
-            and 0 < int(length) == size <= self._edge.unwatched
-            and headers.get(b"connection", b"keep-alive").lower() == b"keep-alive"
-        )
+        is_kept = headers.get(b"connection", b"keep-alive").lower() == b"keep-alive"
+        return int(length) if is_kept and length.isdigit() and len(length) < 10 else 0
 
     def _submit(self, headers: dict[bytes, bytes], body: bytes, asker: Asker, began: float) -> bool:
         request_id = usable_request_id(headers.get(b"x-request-id", b""))
@@ -206,3 +188,133 @@ def _headers(head: bytes) -> dict[bytes, bytes] | None:
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode()
+
+
+class UsualHeaders:
+    """What every answer begins with (the date), as bytes: uvicorn makes a new list of them each second."""
+
+    def __init__(self) -> None:
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._text = b""
+
+    def text(self, headers: list[tuple[bytes, bytes]]) -> bytes:
+        if headers is not self._headers:
+            self._headers = headers
+            self._text = b"".join([b"%b: %b\r\n" % each for each in headers])
+        return self._text
+
+
+class DirectCycle:
+    """A request that is answered without ASGI, as uvicorn's protocol looks at one that is being answered."""
+
+    __slots__ = (
+        "body",
+        "disconnected",
+        "keep_alive",
+        "message_event",
+        "response_complete",
+        "response_started",
+    )
+
+    def __init__(self) -> None:
+        self.response_started = False
+        self.response_complete = False
+        self.keep_alive = True
+        self.disconnected = False
+        self.body = bytearray()
+        self.message_event = _NOBODY_WAITS
+
+
+class _NoEvent:
+    def set(self) -> None:
+        """Nobody waits for the rest of a request that was there as a whole."""
+
+
+_NOBODY_WAITS = _NoEvent()
+
+
+class ShortWay(PacedProtocol):
+    """The protocol, with this way beside the ordinary one."""
+
+    direct: DirectSubmissions
+
+    def __init__(self, *arguments: Any, **more: Any) -> None:
+        super().__init__(*arguments, **more)
+        # A head whose body is about to come, and when it is not waited for any longer.
+        self._held = b""
+        self._held_until: asyncio.TimerHandle | None = None
+
+    def data_received(self, data: bytes) -> None:
+        held = self._let_go()
+        if held:
+            data = held + data
+        if not data.startswith(REQUEST_LINE) or not self._is_free():
+            super().data_received(data)
+        elif self.direct.take(data, self):
+            self._idle.end()
+            self._waiting_since = None
+            self.cycle = DirectCycle()  # type: ignore[assignment]
+        elif not held and self.direct.awaits_body(data):
+            self._unset_keepalive_if_required()
+            self._request_expected()
+            self._held = data
+            self._held_until = self.loop.call_later(HELD_SECONDS, self._read_held)
+        else:
+            super().data_received(data)
+
+    def _is_free(self) -> bool:
+        """What comes now begins a request, and can be answered at once."""
+        return (
+            self._is_idle()
+            and self._unread is None
+            and not self._ignores_input
+            and not self._shutting_down
+            and not self.flow.write_paused
+            and not self.transport.is_closing()
+        )
+
+    def _let_go(self) -> bytes:
+        """What was held, if anything was."""
+        held, self._held = self._held, b""
+        if self._held_until is not None:
+            self._held_until.cancel()
+            self._held_until = None
+        return held
+
+    def _read_held(self) -> None:
+        """By the ordinary way, which knows how to wait for a body, and for how long."""
+        held = self._let_go()
+        if held:
+            super().data_received(held)
+
+    def shutdown(self) -> None:
+        self._read_held()
+        super().shutdown()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._let_go()
+        super().connection_lost(exc)
+
+    def _speaks(self) -> bool:
+        return bool(self._held) or super()._speaks()
+
+    def answer(self, status: int, headers: bytes, body: bytes) -> None:
+        """As uvicorn's cycle does it, but in one piece."""
+        cycle = self.cycle
+        cycle.response_started = cycle.response_complete = True
+        if cycle.disconnected:
+            return
+        if not cycle.keep_alive:
+            headers += b"connection: close\r\n"
+        usual = _USUAL_HEADERS.text(self.server_state.default_headers)
+        self._connection.write_whole(b"".join((STATUS_LINE[status], usual, headers, b"\r\n", body)))
+        if not cycle.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
+
+_USUAL_HEADERS = UsualHeaders()
+
+
+def with_short_way(protocol: type[PacedProtocol], direct: DirectSubmissions) -> type[PacedProtocol]:
+    return type("Direct", (ShortWay, protocol), {"direct": direct})

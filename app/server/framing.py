@@ -25,20 +25,6 @@ class Trailers(list[tuple[bytes, bytes]]):
             raise trailers_too_large()
 
 
-class UsualHeaders:
-    """What every answer begins with (the date), as bytes: uvicorn makes a new list of them each second."""
-
-    def __init__(self) -> None:
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._text = b""
-
-    def text(self, headers: list[tuple[bytes, bytes]]) -> bytes:
-        if headers is not self._headers:
-            self._headers = headers
-            self._text = b"".join([b"%b: %b\r\n" % each for each in headers])
-        return self._text
-
-
 def trailers_too_large() -> HeadersTooLarge:
     return HeadersTooLarge(f"The trailers may have at most {MAX_TRAILER_BYTES} bytes.")
 

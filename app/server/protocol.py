@@ -19,9 +19,6 @@ After a restart all event streams come back at once, and a thousand requests may
 the loop. Those are read a few at a time, so that whoever submits a job meanwhile is not behind all of them
 (app/api/edge.py then limits what it takes to begin them). So is a body in very small chunks: a
 thousand of a byte cost more to read than a megabyte in one.
-
-A small submission that is there as a whole needs none of this: direct_submissions.py has it answered. Until
-then it counts as the request that is being answered.
 """
 
 import asyncio
@@ -29,20 +26,18 @@ from http import HTTPStatus
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.api.edge import EVENT_STREAM
 from app.api.problems import problem_body
 from app.errors import ForemanError, HeadersTooLarge, MethodNotAllowed, RequestTimeout, Unparsable
 from app.server.connection import Connection, Flow
-from app.server.direct_submissions import REQUEST_LINE, DirectCycle, DirectSubmissions
 from app.server.framing import (
     END_OF_HEAD,
     IN_CHUNKED_BODY,
     IN_HEAD,
     MAX_HEADER_BYTES,
     Trailers,
-    UsualHeaders,
     body_length,
     ends_with_body,
     origin_form,
@@ -63,7 +58,6 @@ MANY_CHUNKS = 1000
 # Those who wait: requests for event streams, bodies in very small chunks.
 _STREAMS = Turns()
 _CHUNKED = Turns()
-_USUAL_HEADERS = UsualHeaders()
 
 
 class _Pipelined(Exception):
@@ -73,7 +67,6 @@ class _Pipelined(Exception):
 class PacedProtocol(HttpToolsProtocol):
     request_timeout: float = 20.0
     reader_timeout: float = 30.0
-    direct: DirectSubmissions | None = None
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -166,38 +159,8 @@ class PacedProtocol(HttpToolsProtocol):
         elif data.startswith(b"GET ") and EVENT_STREAM in data and self._is_idle():
             self._wait_with(data, 0)
             _STREAMS.wait(self.loop, self.read_on)
-        elif not data.startswith(REQUEST_LINE) or not self._goes_direct(data):
+        else:
             self._read(data, 0)
-
-    def _goes_direct(self, data: bytes) -> bool:
-        """Whether this is answered without ASGI; then it is on its way already."""
-        if (
-            self.direct is None
-            or not self._is_idle()
-            or self._shutting_down
-            or self.flow.write_paused
-            or self.transport.is_closing()
-            or not self.direct.take(data, self)
-        ):
-            return False
-        self._idle.end()
-        self._waiting_since = None
-        self.cycle = DirectCycle()  # type: ignore[assignment]
-        return True
-
-    def answer(self, status: int, headers: bytes, body: bytes) -> None:
-        """What was submitted directly is answered, as uvicorn's cycle would do it, but in one piece."""
-        cycle = self.cycle
-        cycle.response_started = cycle.response_complete = True
-        if cycle.disconnected:
-            return
-        if not cycle.keep_alive:
-            headers += b"connection: close\r\n"
-        usual = _USUAL_HEADERS.text(self.server_state.default_headers)
-        self._connection.write_whole(b"".join((STATUS_LINE[status], usual, headers, b"\r\n", body)))
-        if not cycle.keep_alive:
-            self.transport.close()
-        self.on_response_complete()
 
     def _wait_with(self, data: bytes, start: int) -> None:
         self._unread, self._unread_from = data, start
@@ -397,9 +360,8 @@ class PacedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def paced(
-    request_timeout: float, reader_timeout: float, direct: DirectSubmissions | None = None
-) -> type[PacedProtocol]:
+def paced(request_timeout: float, reader_timeout: float) -> type[PacedProtocol]:
     """The protocol with these time-outs; uvicorn makes its instances itself and takes only a class."""
-    settings = {"request_timeout": request_timeout, "reader_timeout": reader_timeout, "direct": direct}
-    return type("Paced", (PacedProtocol,), settings)
+    return type(
+        "Paced", (PacedProtocol,), {"request_timeout": request_timeout, "reader_timeout": reader_timeout}
+    )
