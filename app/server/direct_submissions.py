@@ -56,6 +56,18 @@ HARMLESS = frozenset(
         b"x-request-id",
     }
 )
+# Of these, those that a client says in the same words each time.
+SAID_ALIKE = frozenset(
+    {
+        b"accept",
+        b"accept-encoding",
+        b"accept-language",
+        b"connection",
+        b"content-type",
+        b"host",
+        b"user-agent",
+    }
+)
 _PRINTABLE = bytes(range(0x20, 0x7F))
 # Of the scope of such a request, all that decides who may come in (see app/api/guard.py).
 _SCOPE: Scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": PATH, "headers": []}
@@ -176,14 +188,31 @@ def _headers(head: bytes) -> dict[bytes, bytes] | None:
         or head.endswith(b" ")
     ):
         return None
-    headers = {}
+    headers: dict[bytes, bytes] = {}
     for line in lines:
-        name, _, value = line.partition(b": ")
-        name = name.lower()
-        if not value or name not in HARMLESS or name in headers:
+        known = _SEEN_LINES.get(line)
+        name, value = known if known is not None else _name_and_value(line)
+        if name not in HARMLESS or name in headers:
             return None
         headers[name] = value
     return headers
+
+
+# Lines that clients say with every request, taken apart.
+_SEEN_LINES: dict[bytes, tuple[bytes, bytes]] = {}
+MAX_SEEN_LINES = 1000
+MAX_SEEN_LENGTH = 256
+
+
+def _name_and_value(line: bytes) -> tuple[bytes, bytes]:
+    """The name in lower case; none where there is no value."""
+    name, _, value = line.partition(b": ")
+    if not value:
+        return b"", b""
+    name = name.lower()
+    if name in SAID_ALIKE and len(line) <= MAX_SEEN_LENGTH and len(_SEEN_LINES) < MAX_SEEN_LINES:
+        _SEEN_LINES[line] = name, value
+    return name, value
 
 
 def _text(value: bytes | None) -> str | None:

@@ -114,13 +114,13 @@ class Rows:
         parent_deadline: datetime | None = parent["deadline"] if parent else None
         more: tuple[object, ...] = (None, None, None, None, parent_deadline, gate)
         if submission.idempotency_key is not None:
-            first = submission.jobs[0]
-            if first is job:
-                ids = " ".join([each.id for each in submission.jobs])
-                key = (submission.idempotency_key, submission.fingerprint, ids)
-                more = (first.id, *key, parent_deadline, gate)
+            jobs = submission.jobs
+            if jobs[0] is not job:
+                more = (jobs[0].id, None, None, None, parent_deadline, gate)
             else:
-                more = (first.id, None, None, None, parent_deadline, gate)
+                ids = job.id if len(jobs) == 1 else " ".join([each.id for each in jobs])
+                key, fingerprint = submission.idempotency_key, submission.fingerprint
+                more = (job.id, key, fingerprint, ids, parent_deadline, gate)
         self.rows.append(astuple(job) + more)
 
     def sent(self) -> tuple[tuple[int, ...], bool, list[object]]:
