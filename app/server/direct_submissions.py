@@ -104,11 +104,11 @@ class DirectSubmissions:
         headers = _headers(data[len(REQUEST_LINE) : end])
         if headers is None:
             return False
-        body = data[end + len(END_OF_HEAD) :]
-        if not 0 < self._length(headers) == len(body) <= self._edge.unwatched:
+        begins = end + len(END_OF_HEAD)
+        if not 0 < self._length(headers) == len(data) - begins <= self._edge.unwatched:
             return False
         try:
-            return self._submit(headers, body, asker, began)
+            return self._submit(headers, data[begins:], asker, began)
         except Exception:
             # Whatever it is: the ordinary way meets it too, and has the words for it.
             return False
