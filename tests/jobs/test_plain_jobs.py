@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +11,8 @@ from msgspec.structs import asdict
 
 from app.errors import InvalidRequest
 from app.jobs import submission
-from app.jobs.submission import EXTENSION_FIELDS, parse_job
+from app.jobs.shapes import parse_batch
+from app.jobs.submission import EXTENSION_FIELDS, NewJob, parse_job, parse_plain_jobs
 
 DEEP = b'{"kind":"noop","payload":' + b'{"a":' * 70 + b"1" + b"}" * 71
 
@@ -115,3 +117,65 @@ def test_a_job_s_text_and_secrets_do_not_show_where_it_is_printed() -> None:
     assert job.webhook_secret == secret
     assert "private" not in repr(job)
     assert secret not in repr(job)
+
+
+# -- a whole list of them --------------------------------------------------------------------------------
+
+
+def batch_outcome(body: bytes, *, at_once: bool) -> Any:
+    """What becomes of `{"jobs": […]}`; `at_once`: with the way that reads the whole list in one go."""
+
+    def parse(entry: bytes) -> NewJob:
+        return parse_job(entry, "default", 64)
+
+    def parse_all(array: msgspec.Raw) -> list[NewJob] | None:
+        return parse_plain_jobs(array, "default")
+
+    try:
+        jobs = parse_batch(
+            body, "jobs", parse, most=3, max_depth=64, parse_all=parse_all if at_once else None
+        )
+    except InvalidRequest as problem:
+        return type(problem), problem.detail, problem.extra
+    return [{**asdict(job), "id": ""} for job in jobs]
+
+
+PLAIN = b'{"kind":"noop","payload":{"a": 1.0}}'
+
+
+@pytest.mark.parametrize("entry", ODD)
+@pytest.mark.parametrize("shape", [b"%b", b"%b,%b", b"%b,1"])
+def test_a_list_with_something_odd_in_it_is_read_alike(entry: bytes, shape: bytes) -> None:
+    listed = shape % ((PLAIN, entry) if shape.count(b"%b") == 2 else entry)
+    body = b'{"jobs":[%b]}' % listed
+    assert batch_outcome(body, at_once=True) == batch_outcome(body, at_once=False)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        b"[]",
+        b"[ %b ]" % PLAIN,
+        b"[%b]" % b",".join([PLAIN] * 3),
+        b"[%b]" % b",".join([PLAIN] * 4),
+        b"{}",
+        b"null",
+        b"[%b,{}]" % PLAIN,
+        b'[%b,{"kind":"noop","metadata":{"b": "1"}},{"kind":"noop","metadata":{}}]' % PLAIN,
+    ],
+)
+def test_a_list_is_as_long_as_it_may_be_and_keeps_its_order(array: bytes) -> None:
+    body = b'{"jobs": %b}' % array
+    assert batch_outcome(body, at_once=True) == batch_outcome(body, at_once=False)
+
+
+def test_a_list_of_plain_jobs_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submission, "_parse_any", None)
+    array = msgspec.Raw(b'[{"kind":"a"},{"kind":"b","metadata":{"x": "1"},"payload":{ "y":2}}]')
+    jobs = parse_plain_jobs(array, "default")
+    assert jobs is not None
+    assert [(job.kind, job.metadata, job.payload) for job in jobs] == [
+        ("a", None, "{}"),
+        ("b", '{"x": "1"}', '{ "y":2}'),
+    ]
+    assert jobs[0].id < jobs[1].id
