@@ -2,6 +2,10 @@
 
 import logging
 import sys
+from bisect import bisect_left
+from collections import Counter as Counted
+from collections.abc import Sequence
+from functools import partial
 from typing import TextIO
 
 import structlog
@@ -78,6 +82,17 @@ SWAPS_AVOIDED = Counter(
 PASSTHROUGH = Counter(
     "foreman_passthrough_requests", "Synchronous calls by surface and how they ended.", ["surface", "ending"]
 )
+
+
+def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
+    """All of them at once: one by one, each would take two locks and look for its bucket in Python."""
+    if len(values) == 1:
+        histogram.observe(values[0])
+        return
+    # Not public, but there is no other way in; a test compares it with `observe`.
+    histogram._sum.inc(sum(values))
+    for bucket, number in Counted(map(partial(bisect_left, histogram._upper_bounds), values)).items():
+        histogram._buckets[bucket].inc(number)
 
 
 def configure_logging(level: str, style: str, stream: TextIO | None = None) -> None:

@@ -13,9 +13,11 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
 import structlog
 from fastapi import FastAPI
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import Message, Receive, Scope, Send
 
@@ -24,12 +26,12 @@ from app.api.guard import Guard, check_host
 from app.api.problems import error_response
 from app.api.routes import Route
 from app.errors import ForemanError
-from app.telemetry import BODY_BYTES, NO_ROUTE, REQUESTS
+from app.jobs.lanes import DEFAULT_TENANT
+from app.telemetry import BODY_BYTES, NO_ROUTE, REQUESTS, observe_all
 
 log = structlog.get_logger()
 
 BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})
-MAX_REQUEST_ID = 128
 # What the metrics call a request whose client left before it was answered.
 HUNG_UP = 499
 # The length of a body that comes in chunks.
@@ -43,7 +45,47 @@ BEGINNING = 4
 # A request id needs to be unique, not unguessable: a name for the process and a number.
 _PROCESS = secrets.token_hex(6).encode()
 _REQUESTS = itertools.count(1)
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _ARTIFACT = re.compile(r"/jobs/[^/]+/artifacts/")
+
+
+class Seen(msgspec.Struct, frozen=True, gc=False):
+    """What the edge needs to know of a request's headers."""
+
+    host: bytes | None
+    hosts: int
+    length: int
+    streams: bool
+    origin: bytes | None
+    site: bytes | None
+    request_id: bytes
+
+
+def look_at(headers: Iterable[tuple[bytes, bytes]]) -> Seen:
+    """In one pass."""
+    host = origin = site = None
+    hosts = length = 0
+    streams = False
+    request_id = b""
+    for name, value in headers:
+        if name == b"host":
+            hosts += 1
+            host = value
+        elif name == b"content-length":
+            # The protocol has found it sound, and would have refused one beside a transfer-encoding.
+            length = int(value)
+        elif name == b"accept":
+            streams = EVENT_STREAM in value
+        elif name == b"transfer-encoding":
+            length = UNKNOWN
+        elif name == b"x-request-id":
+            request_id = value
+        elif name == b"origin":
+            # Of two, neither is believed.
+            origin = value if origin is None else b"null"
+        elif name == b"sec-fetch-site":
+            site = value
+    return Seen(host, hosts, length, streams, origin, site, usable_request_id(request_id))
 
 
 class Edge:
@@ -69,7 +111,7 @@ class Edge:
         self._max_artifact_bytes = max_artifact_bytes
         self._in_flight = InFlight(max(max_bytes_in_flight, max_body_bytes))
         # A body that says to be so small can be no larger, and is let in however much is held already.
-        self._unwatched = min(SMALL_BYTES, max_body_bytes)
+        self.unwatched = min(SMALL_BYTES, max_body_bytes)
         routes = list(routes)
         self._hot_routes = {
             (route.method, route.path): route for route in routes if route.hot and "{" not in route.path
@@ -85,20 +127,18 @@ class Edge:
             await self.app(scope, receive, send)
             return
         began = time.perf_counter()
-        host, hosts, length, streams, origin, site, request_id = _look_at(scope["headers"])
-        if not request_id or not _is_clean(request_id):
-            request_id = b"%b-%x" % (_PROCESS, next(_REQUESTS))
-        scope.setdefault("state", {})["request_id"] = request_id.decode()
+        seen = look_at(scope["headers"])
+        request_id = seen.request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id.decode()
         answer = _Answer(send, request_id)
         body: Body | None = None
         try:
-            if hosts != 1:
-                check_host(hosts, scope)
-            self._guard.check(scope, host, origin, site)
-            if not 0 <= length <= self._unwatched and scope["method"] not in BODILESS:
-                body = self._watched_body(scope, receive, length)
+            state["tenant"] = self.admit(scope, seen)
+            if not 0 <= seen.length <= self.unwatched and scope["method"] not in BODILESS:
+                body = self._watched_body(scope, receive, seen.length)
                 receive = body.receive
-            await self._respond(scope, receive, answer.send, streams=streams)
+            await self._respond(scope, receive, answer.send, streams=seen.streams)
         except Exception as error:
             await self._fail(error, scope, answer)
         finally:
@@ -106,18 +146,17 @@ class Edge:
                 body.release()
             self._observe(scope, answer.status or HUNG_UP, time.perf_counter() - began)
 
+    def admit(self, scope: Scope, seen: Seen) -> str:
+        """Who may come in, and as which tenant. Asked before anything is done for a request, by each way that
+        it can come (the other one is app/server/direct_submissions.py). Raises what refuses it."""
+        if seen.hosts != 1:
+            check_host(seen.hosts, scope)
+        self._guard.check(scope, seen.host, seen.origin, seen.site)
+        return DEFAULT_TENANT
+
     async def _fail(self, error: Exception, scope: Scope, answer: "_Answer") -> None:
-        if not isinstance(error, ForemanError):
-            log.exception(
-                "request.failed",
-                method=scope["method"],
-                path=scope["path"],
-                request_id=scope["state"]["request_id"],
-            )
+        refusal = failure_response(error, scope["method"], scope["path"], scope["state"]["request_id"])
         if not answer.status:
-            refusal = error_response(
-                scope["path"], error if isinstance(error, ForemanError) else ForemanError()
-            )
             await refusal(scope, _nothing_more, answer.send)
         elif not answer.complete:
             # An answer that has begun can only be broken off. The framework raises after its own 500, too,
@@ -152,54 +191,37 @@ class Edge:
     def _observe(self, scope: Scope, status: int, seconds: float) -> None:
         if "stream" in scope["state"]:
             return
-        method = scope["method"]
         # Set here for hot routes and streams, by the framework for the others.
-        route = getattr(scope.get("route"), "path_format", NO_ROUTE)
+        self.count(scope["method"], getattr(scope.get("route"), "path_format", NO_ROUTE), status, seconds)
+
+    def count(self, method: str, route: str, status: int, *seconds: float) -> None:
+        """Requests were answered, each after so long."""
         timer = self._timers.get((method, route, status))
         if timer is None:
             known = (
                 method if method in {"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"} else "other"
             )
             timer = self._timers[method, route, status] = REQUESTS.labels(known, route, str(status))
-        timer.observe(seconds)
+        observe_all(timer, seconds)
 
 
-def _is_clean(request_id: bytes) -> bool:
-    return len(request_id) <= MAX_REQUEST_ID and all(33 <= byte <= 126 for byte in request_id)
+def failure_response(error: Exception, method: str, path: str, request_id: str) -> Response:
+    """What a request that failed is answered. What nobody has foreseen is logged, as the bug that it is."""
+    if isinstance(error, ForemanError):
+        return error_response(path, error)
+    log.error("request.failed", method=method, path=path, request_id=request_id, exc_info=error)
+    return error_response(path, ForemanError())
+
+
+def usable_request_id(given: bytes) -> bytes:
+    """The caller's own if it is one, else a new one."""
+    if given and _REQUEST_ID.fullmatch(given):
+        return given
+    return b"%b-%x" % (_PROCESS, next(_REQUESTS))
 
 
 async def _nothing_more() -> Message:
     return {"type": "http.disconnect"}
-
-
-Seen = tuple[bytes | None, int, int, bool, bytes | None, bytes | None, bytes]
-
-
-def _look_at(headers: Iterable[tuple[bytes, bytes]]) -> Seen:
-    """What the edge needs to know of a request's headers, in one pass and without an object."""
-    host = origin = site = None
-    hosts = length = 0
-    streams = False
-    request_id = b""
-    for name, value in headers:
-        if name == b"host":
-            hosts += 1
-            host = value
-        elif name == b"content-length":
-            # The protocol has found it sound, and would have refused one beside a transfer-encoding.
-            length = int(value)
-        elif name == b"accept":
-            streams = EVENT_STREAM in value
-        elif name == b"transfer-encoding":
-            length = UNKNOWN
-        elif name == b"x-request-id":
-            request_id = value
-        elif name == b"origin":
-            # Of two, neither is believed.
-            origin = value if origin is None else b"null"
-        elif name == b"sec-fetch-site":
-            site = value
-    return host, hosts, length, streams, origin, site, request_id
 
 
 class _Answer:

@@ -2,19 +2,18 @@
 
 import base64
 import binascii
-import random
 import re
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import Depends, Path, Query
 from pydantic import BeforeValidator
 from starlette.requests import Request
 
 from app.api.parameters import KnownFilters
 from app.errors import InvalidRequest, NotFound
-from app.jobs.ids import is_id
+from app.jobs.ids import is_id, new_traceparent
 from app.jobs.states import State
 from app.jobs.submission import invalid
 from app.store.read import Filter
@@ -199,8 +198,7 @@ def header(request: Request, name: bytes) -> str | None:
     return None
 
 
-@dataclass(slots=True)
-class Trace:
+class Trace(msgspec.Struct, gc=False):
     request_id: str
     traceparent: str
     tracestate: str | None
@@ -208,15 +206,17 @@ class Trace:
 
 def trace_of(request: Request) -> Trace:
     """The caller's trace context, or a fresh one: no job is without."""
-    request_id = request.scope["state"]["request_id"]
-    given = header(request, b"traceparent")
-    if given is not None and _is_traceparent(given):
-        state = header(request, b"tracestate")
-        usable = state is not None and len(state) <= MAX_TRACESTATE and _PRINTABLE.match(state)
-        return Trace(request_id, given, state if usable else None)
-    # Unique is enough: nobody is let in by a trace id.
-    dice = f"{random.getrandbits(192):048x}"
-    return Trace(request_id, f"00-{dice[:32]}-{dice[32:]}-01", None)
+    return trace_from(
+        request.scope["state"]["request_id"], header(request, b"traceparent"), header(request, b"tracestate")
+    )
+
+
+def trace_from(request_id: str, traceparent: str | None, tracestate: str | None) -> Trace:
+    """The same, of the headers by themselves."""
+    if traceparent is not None and _is_traceparent(traceparent):
+        usable = tracestate is not None and len(tracestate) <= MAX_TRACESTATE and _PRINTABLE.match(tracestate)
+        return Trace(request_id, traceparent, tracestate if usable else None)
+    return Trace(request_id, new_traceparent(), None)
 
 
 def _is_traceparent(given: str) -> bool:
@@ -226,10 +226,12 @@ def _is_traceparent(given: str) -> bool:
 
 
 def idempotency_key(request: Request) -> str | None:
-    """Quoted (RFC draft) or bare."""
     given = header(request, b"idempotency-key")
-    if given is None:
-        return None
+    return None if given is None else key_from(given)
+
+
+def key_from(given: str) -> str:
+    """An idempotency key as it stands in its header: quoted (RFC draft) or bare."""
     key = given.strip()
     if len(key) >= 2 and key.startswith('"') and key.endswith('"'):
         key = key[1:-1].replace('\\"', '"').replace("\\\\", "\\")

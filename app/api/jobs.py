@@ -36,11 +36,11 @@ from app.api.services import Services, services_of, tenant_of
 from app.errors import InvalidTransition, NotFound
 from app.jobs.shapes import parse_batch
 from app.jobs.states import TERMINAL, State
-from app.jobs.submission import NO_NUL, JobRequest, NewJob, parse_job
+from app.jobs.submission import NO_NUL, JobRequest, NewJob, parse_job, parse_plain_jobs
 from app.loops.off_loop import off_loop
 from app.store import control, idempotency, read
 from app.store.changes import Changes
-from app.store.idempotency import Submission
+from app.store.idempotency import Receipt, Submission
 from app.store.job import Job
 from app.store.read import Filter
 
@@ -104,21 +104,33 @@ async def submit(request: Request) -> Response:
     # Whoever waits now waits without it.
     del body, job
     release_body(request)
-    headers = {"location": f"/jobs/{job_id}"}
-    if receipt.replayed:
-        headers["idempotency-replayed"] = "true"
     seconds = prefer_wait(request)
     if seconds is not None:
         finished = await _wait_until_terminal(services, job_id, tenant, seconds)
         if finished is not None and finished.state in TERMINAL:
-            headers["preference-applied"] = f"wait={seconds}"
+            headers = _headers_of(receipt) | {"preference-applied": f"wait={seconds}"}
             return json_response(encode(job_document(finished)), 200, headers)
+    return submitted_response(receipt)
+
+
+def submitted_response(receipt: Receipt) -> Response:
+    """What a submitted job is answered, whichever way it came (see app/server/direct_submissions.py)."""
+    headers = _headers_of(receipt)
     if receipt.answers is not None:
         answer = _accepted(receipt.answers[0])
         return json_response(encode(answer), 200 if answer.outcome == "coalesced" else 202, headers)
-    return json_response(
-        b'{"job_id":"%b","state":"queued","outcome":"accepted"}' % job_id.encode(), 202, headers
-    )
+    return json_response(plain_answer(receipt.job_ids[0].encode()), 202, headers)
+
+
+def plain_answer(job_id: bytes) -> bytes:
+    return b'{"job_id":"%b","state":"queued","outcome":"accepted"}' % job_id
+
+
+def _headers_of(receipt: Receipt) -> dict[str, str]:
+    headers = {"location": f"/jobs/{receipt.job_ids[0]}"}
+    if receipt.replayed:
+        headers["idempotency-replayed"] = "true"
+    return headers
 
 
 class JobBatch(msgspec.Struct, forbid_unknown_fields=True):
@@ -149,9 +161,15 @@ async def submit_batch(request: Request) -> Response:
     tenant = tenant_of(request)
     jobs = await off_loop(len(body), _parse_jobs, body, tenant, services.settings.max_json_depth)
     receipt = await services.intake.submit(await _submission(request, jobs, body, tenant, batch=True))
-    answers = AcceptedJobs([_accepted(answer) for answer in receipt.each()])
     headers = {"idempotency-replayed": "true"} if receipt.replayed else None
-    return json_response(encode(answers), 202, headers)
+    return json_response(_batch_answer(receipt), 202, headers)
+
+
+def _batch_answer(receipt: Receipt) -> bytes:
+    if receipt.answers is not None:
+        return encode(AcceptedJobs([_accepted(answer) for answer in receipt.answers]))
+    # The same, written by hand: nearly always all were accepted, and there are up to a thousand of them.
+    return b'{"jobs":[%b]}' % b",".join([plain_answer(job_id.encode()) for job_id in receipt.job_ids])
 
 
 def _accepted(answer: idempotency.Answer) -> Accepted:
@@ -164,7 +182,10 @@ def _parse_jobs(body: bytes, tenant: str, max_depth: int) -> list[NewJob]:
     def parse(entry: bytes) -> NewJob:
         return parse_job(entry, tenant, max_depth)
 
-    return parse_batch(body, "jobs", parse, most=MAX_BATCH, max_depth=max_depth)
+    def parse_all(array: msgspec.Raw) -> list[NewJob] | None:
+        return parse_plain_jobs(array, tenant)
+
+    return parse_batch(body, "jobs", parse, most=MAX_BATCH, max_depth=max_depth, parse_all=parse_all)
 
 
 async def _submission(
@@ -182,9 +203,13 @@ async def _submission(
 
 
 async def fingerprint_of(request: Request, body: bytes) -> bytes:
+    return await off_loop(len(body), fingerprint, request.scope["path"], body)
+
+
+def fingerprint(path: str, body: bytes) -> bytes:
     """What an idempotency key was used for. The same body means something else to another route."""
-    digest = hashlib.sha256(request.url.path.encode() + b"\0")
-    await off_loop(len(body), digest.update, body)
+    digest = hashlib.sha256(path.encode() + b"\0")
+    digest.update(body)
     return digest.digest()
 
 

@@ -19,7 +19,6 @@ from app.engine.worker_directory import WorkerDirectory
 from app.events.hub import Hub
 from app.events.live_output import LiveOutputs
 from app.events.shared_feed import SharedFeed
-from app.jobs.lanes import DEFAULT_TENANT
 from app.store.database import Database
 from app.targets.registry import Registry
 
@@ -49,5 +48,6 @@ def services_of(request: Request) -> Services:
     return cast(Services, request.app.state.services)
 
 
-def tenant_of(request: Request) -> str:  # noqa: ARG001 - identity comes from the request once there are keys
-    return DEFAULT_TENANT
+def tenant_of(request: Request) -> str:
+    """As whom the edge let it in."""
+    return cast(str, request.scope["state"]["tenant"])

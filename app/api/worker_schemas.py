@@ -11,10 +11,11 @@ from app.dialects.usage import MAX_SECONDS, MAX_TOKENS
 from app.engine.settler import as_settlement as outcome_settlement
 from app.errors import InvalidRequest
 from app.jobs import verbatim
+from app.jobs.explain import explain
 from app.jobs.outcomes import Deferred, Failed, JobError, Outcome, Released, Retry, Succeeded
 from app.jobs.retry import defer_delay
 from app.jobs.states import Verb
-from app.jobs.submission import NO_NUL, Name, Seconds, explain, invalid
+from app.jobs.submission import NO_NUL, Name, Seconds, invalid
 from app.store.settle import Settlement
 
 # PostgreSQL keeps no NUL characters, neither in text nor in JSON.

@@ -9,7 +9,7 @@ from app.events.hub import Hub
 from app.executors.http_call import parse_call
 from app.jobs.signing import parse_secret
 from app.jobs.submission import NewJob, invalid
-from app.loops.batcher import Batcher
+from app.loops.batcher import Batcher, Tell
 from app.loops.off_loop import off_loop
 from app.outbound.client import GuardedClient
 from app.outbound.guard import AddressPolicy
@@ -23,6 +23,8 @@ from app.store.remembered import Remembered
 from app.telemetry import REFUSED
 
 MAX_ROWS = 1000
+# A full batch does not wait for the one before: while the database writes one, the next is encoded here.
+FULL_IN_FLIGHT = 2
 # A name that takes longer to resolve is no objection: the delivery checks it again.
 RESOLVE_SECONDS = 1.0
 
@@ -37,13 +39,30 @@ class Intake:
         self._checks = checks
         self._known_queues: Remembered[str, None] = Remembered()
         self.managed = ManagedEnqueue(database, book)
-        self._plain = self._batcher(lambda submissions: enqueue.enqueue(database, submissions))
+        self._plain = self._batcher(
+            lambda submissions: enqueue.enqueue(database, submissions), in_flight_full=FULL_IN_FLIGHT
+        )
         # By a way of their own: whoever has to wait for a key's lock does not hold up the others.
         self._managed = self._batcher(self.managed.enqueue)
 
     async def submit(self, submission: Submission) -> Receipt:
         managed = await self.check(submission)
         return await (self._managed if managed else self._plain).put(submission)
+
+    def take(self, submission: Submission, tell: Tell[Receipt]) -> bool:
+        """The same for who does not wait: `tell` is called with what comes of it. False, and nothing is done,
+        where anything must be asked or waited for but the commit."""
+        for job in submission.jobs:
+            if (
+                job.webhook_url is not None
+                or job.kind == "http"
+                or job.parent_id is not None
+                or job.depends_on is not None
+                or self._book.rules(job.queue) is not None
+            ):
+                return False
+        self._plain.add(submission, tell)
+        return True
 
     async def check(self, submission: Submission) -> bool:
         """Refuse what may not come in; otherwise whether it must come in by the managed way."""
@@ -74,7 +93,7 @@ class Intake:
         await self._managed.drain()
 
     def _batcher(
-        self, write: Callable[[Sequence[Submission]], Awaitable[enqueue.Enqueued]]
+        self, write: Callable[[Sequence[Submission]], Awaitable[enqueue.Enqueued]], in_flight_full: int = 1
     ) -> Batcher[Submission, Receipt]:
         async def flush(submissions: Sequence[Submission]) -> list[Receipt | Exception]:
             await self.know_queues(submissions)
@@ -82,7 +101,13 @@ class Intake:
             self._hub.announce(changes)
             return changes.answers
 
-        return Batcher(flush, max_weight=MAX_ROWS, weight=lambda each: len(each.jobs), size=submission_bytes)
+        return Batcher(
+            flush,
+            max_weight=MAX_ROWS,
+            weight=lambda each: len(each.jobs),
+            size=submission_bytes,
+            in_flight_full=in_flight_full,
+        )
 
     async def know_queues(self, submissions: Sequence[Submission]) -> None:
         """Remember new queues, so that operators find them."""

@@ -7,7 +7,8 @@ from msgspec import Meta
 
 from app.errors import InvalidRequest
 from app.jobs import verbatim
-from app.jobs.submission import explain, invalid
+from app.jobs.explain import explain
+from app.jobs.submission import invalid
 from app.outbound.headers import METHODS, check_headers
 
 DEFAULT_TIMEOUT_SECONDS = 60.0

@@ -15,10 +15,11 @@ from msgspec import Meta
 
 from app.errors import InvalidRequest
 from app.jobs import verbatim
+from app.jobs.explain import explain
 from app.jobs.keys import concurrency_key
 from app.jobs.payload_schema import compile_schema
 from app.jobs.states import TERMINAL, State
-from app.jobs.submission import NO_NUL, Backoff, NewJob, Seconds, explain, invalid
+from app.jobs.submission import NO_NUL, Backoff, NewJob, Seconds, invalid
 
 MAX_SETTINGS_BYTES = 512 * 1024
 BY_TENANT = "tenant"

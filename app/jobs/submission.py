@@ -1,9 +1,7 @@
 """A submitted job: from the bytes of a request to a `NewJob` row, checked field by field."""
 
 import re
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -13,6 +11,7 @@ from app.dialects.protocol import AnyObject
 from app.dialects.runner import RUNNER_OPTIONS, RunnerOptions
 from app.errors import InvalidRequest
 from app.jobs import lanes, verbatim
+from app.jobs.explain import explain
 from app.jobs.ids import is_id, new_id
 from app.jobs.states import EXTRA_EVENT_TYPES, RESERVED_EVENT_TYPES, State
 from app.jobs.verbatim import Members
@@ -37,6 +36,7 @@ Moment = Annotated[datetime, Meta(tz=True)]
 Backoff = Annotated[list[Seconds], Meta(min_length=1, max_length=50)]
 MetadataKey = Annotated[str, Meta(min_length=1, max_length=128, pattern=NO_NUL)]
 MetadataValue = Annotated[str, Meta(max_length=2048, pattern=NO_NUL)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=MAX_METADATA_ENTRIES)]
 # Described, but checked by hand: in words that say more than a pattern does.
 GivenJobId = Annotated[str, Meta(extra_json_schema={"pattern": "^[0-7][0-9A-HJKMNP-TV-Z]{25}$"})]
 WebhookUrl = Annotated[
@@ -67,7 +67,7 @@ class Extensions(msgspec.Struct, frozen=True, gc=False):
         None
     )
     webhook_secret: Annotated[str, Meta(max_length=512)] | None = None
-    metadata: Annotated[dict[MetadataKey, MetadataValue], Meta(max_length=MAX_METADATA_ENTRIES)] | None = None
+    metadata: Metadata | None = None
     target: Name | None = None
     depends_on: (
         Annotated[
@@ -113,13 +113,28 @@ class JobRequest(Extensions, frozen=True, gc=False):
     ) = UNSET
 
 
+class PlainRequest(Extensions, frozen=True, gc=False, forbid_unknown_fields=True, kw_only=True):
+    """The fields and a payload, as most submissions are: read in one go, the payload left as it is."""
+
+    # Without a kind it would be a chat.
+    kind: Name
+    payload: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class MetadataAsWritten(msgspec.Struct, frozen=True, gc=False):
+    metadata: msgspec.Raw = msgspec.Raw(b"{}")
+
+
 EXTENSION_FIELDS = frozenset(Extensions.__struct_fields__)
 _decode_extensions = msgspec.json.Decoder(Extensions).decode
 _decode_llm = msgspec.json.Decoder(LlmBody).decode
+_decode_plain = msgspec.json.Decoder(PlainRequest).decode
+_decode_metadata = msgspec.json.Decoder(MetadataAsWritten).decode
+_decode_all_plain = msgspec.json.Decoder(list[PlainRequest]).decode
+_decode_all_metadata = msgspec.json.Decoder(list[MetadataAsWritten]).decode
 
 
-@dataclass(slots=True)
-class NewJob:
+class NewJob(msgspec.Struct, gc=False):
     """A job about to be enqueued: one row of the insert."""
 
     id: str
@@ -142,7 +157,7 @@ class NewJob:
     webhook_url: str | None = None
     webhook_events: list[str] | None = None
     # As it came; what is stored is the sealed form, which whoever takes the job in puts beside it.
-    webhook_secret: str | None = field(default=None, repr=False)
+    webhook_secret: str | None = None
     sealed_webhook_secret: bytes | None = None
     metadata: str | None = None
     target: str | None = None
@@ -156,9 +171,61 @@ class NewJob:
     fair_value: str | None = None
     dialect: str | None = None
 
+    def __repr__(self) -> str:
+        """Without what is nobody's business: payloads and secrets are in no log."""
+        return f"NewJob(id={self.id!r}, tenant={self.tenant!r}, queue={self.queue!r}, kind={self.kind!r})"
+
 
 def parse_job(body: bytes, tenant: str, max_depth: int = verbatim.DEFAULT_MAX_DEPTH) -> NewJob:
     """Check a submitted job and make its row. Raises InvalidRequest naming every wrong field."""
+    return _parse_plain(body, tenant, max_depth) or _parse_any(body, tenant, max_depth)
+
+
+def _parse_plain(body: bytes, tenant: str, max_depth: int) -> NewJob | None:
+    """A job whose work is its payload; None for any other, and for what is wrong in whatever way."""
+    if b'"kind"' not in body:
+        return None
+    verbatim.check_text(body, max_depth)
+    try:
+        request = _decode_plain(body)
+        return _plain_job(tenant, request, _decode_metadata(body) if request.metadata else None)
+    except NOT_PLAIN:
+        return None
+
+
+def parse_plain_jobs(array: msgspec.Raw, tenant: str) -> list[NewJob] | None:
+    """The same of a whole list of them, whose text was checked."""
+    try:
+        requests = _decode_all_plain(array)
+        if not any(request.metadata for request in requests):
+            return [_plain_job(tenant, request, None) for request in requests]
+        written = zip(requests, _decode_all_metadata(array), strict=True)
+        return [
+            _plain_job(tenant, request, metadata if request.metadata else None)
+            for request, metadata in written
+        ]
+    except NOT_PLAIN:
+        return None
+
+
+def _plain_job(tenant: str, request: PlainRequest, metadata: MetadataAsWritten | None) -> NewJob:
+    payload = str(request.payload, "utf-8")
+    if request.kind in lanes.LLM_KINDS or not payload.startswith("{"):
+        raise _NotPlain
+    _check_pairs(request)
+    given = None if metadata is None else str(metadata.metadata, "utf-8")
+    return new_job(tenant, request, payload, metadata=given)
+
+
+class _NotPlain(Exception):
+    """It has to be read more thoroughly."""
+
+
+NOT_PLAIN = (_NotPlain, msgspec.MsgspecError, RecursionError, InvalidRequest)
+
+
+def _parse_any(body: bytes, tenant: str, max_depth: int) -> NewJob:
+    """Field by field: it knows the words for all that can be wrong."""
     parts = verbatim.members(body, max_depth)
     try:
         fields = _decode_extensions(body if len(body) <= LARGE_BYTES else _own_fields(parts))
@@ -190,28 +257,31 @@ def new_job(
         lane = lanes.kind_lane(fields.kind, tenant)
     else:
         lane = lanes.llm_lane(model, _options_key(options), fields.target)
+    # In the order of its fields: by name it would cost as much again as all the rest of reading a small job.
     return NewJob(
-        id=new_id(),
-        tenant=tenant,
-        queue=fields.queue,
-        lane=lane,
-        kind=fields.kind,
-        payload=payload,
-        model=model,
-        priority=fields.priority,
-        run_at=_utc("run_at", fields.run_at),
-        delay_seconds=fields.delay_seconds,
-        deadline=_utc("deadline", fields.deadline),
-        deadline_seconds=fields.deadline_seconds,
-        max_duration_seconds=fields.max_duration_seconds,
-        max_attempts=fields.max_attempts,
-        backoff_seconds=_ladder(fields.backoff_seconds),
-        parent_id=fields.parent_id,
-        webhook_url=fields.state_webhook_url,
-        webhook_events=fields.webhook_events,
-        webhook_secret=fields.webhook_secret,
-        metadata=metadata,
-        target=fields.target,
+        new_id(),
+        tenant,
+        fields.queue,
+        lane,
+        fields.kind,
+        payload,
+        model,
+        fields.priority,
+        False,  # interactive
+        None if fields.run_at is None else _utc("run_at", fields.run_at),
+        fields.delay_seconds,
+        None if fields.deadline is None else _utc("deadline", fields.deadline),
+        fields.deadline_seconds,
+        fields.max_duration_seconds,
+        fields.max_attempts,
+        None if fields.backoff_seconds is None else _ladder(fields.backoff_seconds),
+        fields.parent_id,
+        fields.state_webhook_url,
+        fields.webhook_events,
+        fields.webhook_secret,
+        None,  # the sealed secret
+        metadata,
+        fields.target,
         depends_on=list(dict.fromkeys(fields.depends_on)) if fields.depends_on else None,
         on_dependency_failure=fields.on_dependency_failure,
     )
@@ -276,17 +346,15 @@ def _payload(parts: Members) -> str:
     return text
 
 
-def _utc(field: str, moment: datetime | None) -> datetime | None:
-    if moment is None:
-        return None
+def _utc(field: str, moment: datetime) -> datetime:
     try:
         return min(max(moment.astimezone(UTC), FIRST_MOMENT), LAST_MOMENT)
     except OverflowError as problem:
         raise invalid(field, "is out of range") from problem
 
 
-def _ladder(backoff: float | list[float] | None) -> list[float] | None:
-    return [backoff] if isinstance(backoff, int | float) else backoff
+def _ladder(backoff: float | list[float]) -> list[float]:
+    return backoff if isinstance(backoff, list) else [backoff]
 
 
 def is_name(text: str) -> bool:
@@ -300,41 +368,3 @@ def shown(text: str) -> str:
 
 def invalid(field: str, message: str) -> InvalidRequest:
     return InvalidRequest(f"{shown(field)}: {message}.", errors=[{"field": field, "message": message}])
-
-
-def explain(parts: Members, shape: type[msgspec.Struct]) -> InvalidRequest:
-    """Off the hot path: decode each field on its own, so that all the wrong ones are named."""
-    errors = []
-    for info in _field_infos(shape):
-        raw = parts.get(info.encode_name)
-        if raw is None:
-            if info.required:
-                errors.append({"field": info.encode_name, "message": "is required"})
-            continue
-        try:
-            msgspec.json.decode(raw, type=info.type)
-        except (msgspec.ValidationError, msgspec.DecodeError) as problem:
-            errors.append({"field": info.encode_name, "message": _plain(str(problem))})
-    named = "; ".join(f"{error['field']}: {error['message']}" for error in errors)
-    return InvalidRequest(
-        f"{named}." if named else "The request does not have the right shape.", errors=errors
-    )
-
-
-@cache
-def _field_infos(shape: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
-    return msgspec.structs.fields(shape)
-
-
-def _plain(message: str) -> str:
-    """msgspec's messages, for people: no type names of ours, patterns in words."""
-    message = re.sub(r"matching regex '\^\[A-Z.*'", "of letters, digits and . _ : - (1 to 128)", message)
-    message = re.sub(r"matching regex .*", "without forbidden characters", message)
-    message = (
-        message.replace(" - at `$", " at `$")
-        .replace(" | null`", "`")
-        .replace("`str`", "a string")
-        .replace("`int`", "an integer")
-    )
-    message = message.replace("`float`", "a number").replace("`datetime`", "an RFC 3339 timestamp")
-    return re.sub(r"\s+", " ", message[:1].lower() + message[1:])

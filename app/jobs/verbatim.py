@@ -53,10 +53,11 @@ def check_value(body: bytes, max_depth: int = DEFAULT_MAX_DEPTH) -> None:
 
 
 def check_text(body: bytes, max_depth: int) -> None:
-    try:
-        body.decode()
-    except UnicodeDecodeError as problem:
-        raise InvalidRequest(f"The body is not valid UTF-8 (byte {problem.start}).") from problem
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as problem:
+            raise InvalidRequest(f"The body is not valid UTF-8 (byte {problem.start}).") from problem
     # Only a body with more opening brackets than the limit can be nested deeper than the limit.
     if body.count(b"[") + body.count(b"{") > max_depth and depth_exceeds(body, max_depth):
         raise InvalidRequest(f"The body is nested deeper than {max_depth} levels.")

@@ -8,8 +8,10 @@ item's fault the items are tried one by one, so that a bad one never poisons its
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Generic, TypeVar
 
+import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from app.errors import Unavailable
@@ -21,13 +23,20 @@ Answer = TypeVar("Answer")
 MAX_FLUSH_BYTES = 16 * 1024 * 1024
 
 Flush = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | Exception]]]
+# Whom to tell what became of an item: its answer, or what went wrong.
+Tell = Callable[[Answer | Exception], None]
+# An item, whom to tell, and how many rows it is.
+Entry = tuple[Item, Tell[Answer], int]
+
+log = structlog.get_logger()
 
 
 class Batcher(Generic[Item, Answer]):
     """Hands items to `flush` in batches and each waiter its own answer.
 
     A batch is bounded twice: by `weight`, how many rows an item is, and by `size`, how many bytes; an item
-    that is too much by itself leaves alone. `in_flight` says how many flushes may run side by side.
+    that is too much by itself leaves alone. `in_flight` says how many flushes may run side by side, and
+    `in_flight_full` how many may while a full batch waits: it gains nothing by waiting longer.
     """
 
     def __init__(
@@ -39,6 +48,7 @@ class Batcher(Generic[Item, Answer]):
         max_size: int = MAX_FLUSH_BYTES,
         size: Callable[[Item], int] = lambda _: 0,
         in_flight: int = 1,
+        in_flight_full: int = 1,
     ) -> None:
         self._flush = flush
         self._max_weight = max_weight
@@ -46,7 +56,9 @@ class Batcher(Generic[Item, Answer]):
         self._max_size = max_size
         self._size = size
         self._in_flight = in_flight
-        self._waiting: deque[tuple[Item, asyncio.Future[Answer]]] = deque()
+        self._in_flight_full = in_flight_full
+        self._waiting: deque[Entry[Item, Answer]] = deque()
+        self._waiting_weight = 0
         self._flushes = 0
         # The loop keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -71,50 +83,65 @@ class Batcher(Generic[Item, Answer]):
     def submit(self, item: Item) -> "asyncio.Future[Answer]":
         """What becomes of this item, for those who have to know of it even when they stop waiting."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.append((item, future))
-        if self._flushes < self._in_flight:
+        self.add(item, partial(_settle, future))
+        return future
+
+    def add(self, item: Item, tell: Tell[Answer]) -> None:
+        """The same for whoever does not wait: `tell` is called once, never before this returns."""
+        weight = self._weight(item)
+        self._waiting.append((item, tell, weight))
+        self._waiting_weight += weight
+        if self._may_run(self._flushes + 1):
             self._flushes += 1
             task = asyncio.create_task(self._run())
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return future
 
     async def drain(self) -> None:
         """Wait until nothing is waiting or in flight."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
+    def _may_run(self, flushes: int) -> bool:
+        """Whether so many may be in flight, with what is waiting now."""
+        return flushes <= self._in_flight or (
+            flushes <= self._in_flight_full and self._waiting_weight >= self._max_weight
+        )
+
     async def _run(self) -> None:
         # Counted down in the same step that finds nothing waiting: an item put by a waiter that is just
         # being answered must not believe that a flush is still on its way.
         try:
-            while self._waiting:
+            while self._waiting and self._may_run(self._flushes):
                 await self._flush_batch(self._take())
+                # What has arrived at the sockets meanwhile is read first, and leaves with the next batch.
+                await asyncio.sleep(0)
         finally:
             self._flushes -= 1
 
-    def _take(self) -> list[tuple[Item, asyncio.Future[Answer]]]:
-        batch: list[tuple[Item, asyncio.Future[Answer]]] = []
+    def _take(self) -> list[Entry[Item, Answer]]:
+        batch: list[Entry[Item, Answer]] = []
         room, bytes_left = self._max_weight, self._max_size
         while self._waiting:
-            item = self._waiting[0][0]
-            room -= self._weight(item)
+            item, _, weight = self._waiting[0]
+            room -= weight
             bytes_left -= self._size(item)
             if batch and (room < 0 or bytes_left < 0):
                 break
             batch.append(self._waiting.popleft())
+            self._waiting_weight -= weight
         return batch
 
-    async def _flush_batch(self, batch: list[tuple[Item, asyncio.Future[Answer]]]) -> None:
+    async def _flush_batch(self, batch: list[Entry[Item, Answer]]) -> None:
         try:
-            answers = await self._flush([item for item, _ in batch])
+            answers = await self._flush([item for item, _, _ in batch])
         except Unavailable as problem:
             # Nobody's fault among them: all are told the same.
-            for _, future in batch:
-                _fail(future, problem)
+            for _, tell, _ in batch:
+                _tell(tell, problem)
         except Exception as problem:
             if len(batch) == 1:
-                _fail(batch[0][1], problem)
+                _tell(batch[0][1], problem)
             else:
                 for entry in batch:
                     await self._flush_batch([entry])
@@ -122,14 +149,23 @@ class Batcher(Generic[Item, Answer]):
             if len(answers) != len(batch):
                 # It may have been written, so it is not flushed again; but nobody waits for ever.
                 answers = [RuntimeError("the flush did not answer every item")] * len(batch)
-            for (_, future), answer in zip(batch, answers, strict=True):
-                if isinstance(answer, Exception):
-                    _fail(future, answer)
-                elif not future.done():
-                    future.set_result(answer)
+            for (_, tell, _), answer in zip(batch, answers, strict=True):
+                _tell(tell, answer)
 
 
-def _fail(future: asyncio.Future[Answer], problem: Exception) -> None:
+def _tell(tell: Tell[Answer], answer: Answer | Exception) -> None:
+    try:
+        tell(answer)
+    except Exception:
+        # Only this one is not told: the others of the batch have nothing to do with it.
+        log.exception("batcher.not_told")
+
+
+def _settle(future: "asyncio.Future[Answer]", answer: Answer | Exception) -> None:
     # A waiter that went away has nobody to tell.
-    if not future.done():
-        future.set_exception(problem)
+    if future.done():
+        return
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)

@@ -51,6 +51,10 @@ class Connection:
             return
         self._transport.write(data)
 
+    def write_whole(self, answer: bytes) -> None:
+        """An answer from its first byte to its last; nothing of another one can be held back."""
+        self._transport.write(answer)
+
     def is_closing(self) -> bool:
         return self._lingering is not None or self._transport.is_closing()
 

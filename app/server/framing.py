@@ -1,5 +1,7 @@
 """Where a request ends: what its headers say about its body, and how large head and trailers may be."""
 
+import httptools
+
 from app.errors import HeadersTooLarge, Unparsable
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -54,3 +56,15 @@ def body_length(headers: list[tuple[bytes, bytes]]) -> int:
                 raise Unparsable(f"A Content-Length has at most {MAX_LENGTH_DIGITS} digits.")
             length = int(value)
     return length
+
+
+def origin_form(url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """`GET http://host/path`: the path; the Host header is to be ignored then (RFC 9112, 3.2.2)."""
+    target = httptools.parse_url(url)
+    if not target.host:
+        return url
+    host = b"[%b]" % target.host if b":" in target.host else target.host
+    named = b"%b:%d" % (host, target.port) if target.port else host
+    headers[:] = [each for each in headers if each[0] != b"host"]
+    headers.append((b"host", named))
+    return (target.path or b"/") + (b"?" + target.query if target.query else b"")

@@ -19,6 +19,7 @@ from app.errors import Unavailable
 from app.foreman import Foreman
 from app.main import create_app
 from app.server import ServeError
+from app.server.direct_submissions import DirectSubmissions, with_short_way
 from app.server.postgres import PostgresKeeper
 from app.server.protocol import paced
 from app.store.migrate import migrate
@@ -155,10 +156,14 @@ def serve_here(
     async def watch_postgres() -> None:
         keeper.look()
 
+    protocol = paced(settings.request_timeout_seconds, settings.slow_reader_seconds)
+    if settings.role != "worker":
+        direct = DirectSubmissions(edge, foreman.intake, settings.max_json_depth)
+        protocol = with_short_way(protocol, direct)
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http=paced(settings.request_timeout_seconds, settings.slow_reader_seconds),
+        http=protocol,
         ws="none",
         lifespan="off",
         access_log=False,

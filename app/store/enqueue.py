@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
-from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import asyncpg
 import orjson
+from msgspec.structs import astuple
 from sqlalchemy import Column
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -86,9 +86,13 @@ INPUTS = (
     Input("parent_deadline", "timestamptz"),
     Input("gate", "text"),
 )
-_of_job = attrgetter(*(each.source for each in OF_JOB))
 SHARED = tuple(index for index, each in enumerate(INPUTS) if each.shared)
-_shared = itemgetter(*SHARED)
+# A row is all the fields of its job, and then what is added: where in it each input stands.
+_PLACES = (
+    *(NewJob.__struct_fields__.index(each.source) for each in OF_JOB),
+    *range(len(NewJob.__struct_fields__), len(NewJob.__struct_fields__) + len(INPUTS) - len(OF_JOB)),
+)
+_NOTHING_MORE = (None,) * (len(INPUTS) - len(OF_JOB))
 
 
 @dataclass(slots=True)
@@ -104,26 +108,31 @@ class Rows:
         parents: Mapping[str, asyncpg.Record],
         gate: str | None = None,
     ) -> None:
-        parent = parents.get(job.parent_id or "")
+        parent = parents.get(job.parent_id) if job.parent_id is not None else None
+        if parent is None and gate is None and submission.idempotency_key is None:
+            self.rows.append(astuple(job) + _NOTHING_MORE)
+            return
         parent_deadline: datetime | None = parent["deadline"] if parent else None
         more: tuple[object, ...] = (None, None, None, None, parent_deadline, gate)
         if submission.idempotency_key is not None:
-            ids = [each.id for each in submission.jobs]
-            if submission.jobs[0] is job:
-                key = (submission.idempotency_key, submission.fingerprint, " ".join(ids))
-                more = (ids[0], *key, parent_deadline, gate)
+            jobs = submission.jobs
+            if jobs[0] is not job:
+                more = (jobs[0].id, None, None, None, parent_deadline, gate)
             else:
-                more = (ids[0], None, None, None, parent_deadline, gate)
-        self.rows.append(_of_job(job) + more)
+                ids = job.id if len(jobs) == 1 else " ".join([each.id for each in jobs])
+                key, fingerprint = submission.idempotency_key, submission.fingerprint
+                more = (job.id, key, fingerprint, ids, parent_deadline, gate)
+        self.rows.append(astuple(job) + more)
 
     def sent(self) -> tuple[tuple[int, ...], bool, list[object]]:
         """Which inputs are used, whether all jobs share their place, and what the statement is sent."""
-        columns = list(zip(*self.rows, strict=True))
+        by_place = list(zip(*self.rows, strict=True))
+        columns = [by_place[place] for place in _PLACES]
+        number = len(self.rows)
         used = tuple(
-            index for index, column in enumerate(columns) if column.count(INPUTS[index].usual) < len(column)
+            index for index, column in enumerate(columns) if column.count(INPUTS[index].usual) < number
         )
-        place = _shared(self.rows[0])
-        one_place = all(_shared(row) == place for row in self.rows)
+        one_place = all(columns[index].count(columns[index][0]) == number for index in SHARED)
         sent = [
             columns[index][0]
             if one_place and INPUTS[index].shared
@@ -217,39 +226,38 @@ def enqueue_statement(used: tuple[int, ...], *, one_place: bool = False) -> str:
 async def enqueue(database: Database, submissions: Sequence[Submission]) -> Enqueued:
     """Enqueue all of them in one commit; each is answered on its own."""
     answers: list[Receipt | Exception | None] = [None] * len(submissions)
+    accepted: list[NewJob] = []
     async with database.connection() as connection:
-        children = [job for submission in submissions for job in submission.jobs if job.parent_id]
+        children = [job for submission in submissions for job in submission.jobs if job.parent_id is not None]
         if children:
             async with connection.transaction():
                 parents = await lock_parents(connection, children)
                 inserted = await _insert(connection, submissions, answers, parents)
         else:
-            inserted = await _insert(connection, submissions, answers, {})
+            inserted = await _insert(connection, submissions, answers, None)
         for n, submission in enumerate(submissions):
             if answers[n] is None and submission.jobs[0].id in inserted:
                 answers[n] = Receipt([job.id for job in submission.jobs])
+                accepted += submission.jobs
         repeated = [n for n, answer in enumerate(answers) if _may_be_a_repeat(submissions[n], answer)]
         if repeated:
             firsts = await first_answers(connection, [submissions[n] for n in repeated])
             for n, first in zip(repeated, firsts, strict=True):
                 answers[n] = first or answers[n] or just_expired()
     changes: Enqueued = Changes([answer or RuntimeError("an enqueue was not answered") for answer in answers])
-    for submission, receipt in zip(submissions, changes.answers, strict=True):
-        if isinstance(receipt, Receipt) and not receipt.replayed:
-            accept(changes, submission.jobs)
-            changes.work.update([(job.queue, job.lane) for job in submission.jobs])
+    if accepted:
+        accept(changes, accepted)
+        changes.work = {(job.queue, job.lane) for job in accepted}
     return changes
 
 
 def accept(changes: Changes[Any], jobs: Sequence[NewJob]) -> None:
     """These are in the queue now. Nobody watches a job that he has yet to hear of: it is no change of its log."""
     changes.count(ENQUEUED, by=len(jobs))
-    for job in jobs:
-        changes.accepted[job.queue] += 1
-        if job.webhook_url:
-            changes.webhooks.append((job.id, job.webhook_url))
-        if job.run_at is not None or job.delay_seconds:
-            changes.delayed = True
+    changes.accepted.update([job.queue for job in jobs])
+    changes.webhooks += [(job.id, job.webhook_url) for job in jobs if job.webhook_url]
+    if not changes.delayed:
+        changes.delayed = any(job.run_at is not None or job.delay_seconds for job in jobs)
 
 
 def _may_be_a_repeat(submission: Submission, answer: Receipt | Exception | None) -> bool:
@@ -261,16 +269,17 @@ async def _insert(
     connection: Runner,
     submissions: Sequence[Submission],
     answers: list[Receipt | Exception | None],
-    parents: dict[str, asyncpg.Record],
+    parents: dict[str, asyncpg.Record] | None,
 ) -> set[str]:
+    """`parents` is None where no job has one."""
     rows = Rows()
     for n, submission in enumerate(submissions):
-        problem = parent_problem(submission, parents)
-        if problem is not None:
-            answers[n] = problem
-            continue
+        if parents is not None:
+            answers[n] = parent_problem(submission, parents)
+            if answers[n] is not None:
+                continue
         for job in submission.jobs:
-            rows.add(job, submission, parents)
+            rows.add(job, submission, parents or {})
     return await insert(connection, rows) if rows.rows else set()
 
 

@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import msgspec
+
 from app.errors import IdempotencyMismatch, NotFound
 from app.jobs.submission import NewJob
 from app.store.database import Runner
 from app.store.rows import arrays
 
 
-@dataclass(slots=True)
-class Submission:
+class Submission(msgspec.Struct, gc=False):
     """Jobs that are accepted together or not at all, and the key that makes a second try harmless."""
 
     jobs: list[NewJob]

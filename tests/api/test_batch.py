@@ -5,6 +5,8 @@ from typing import Any
 import httpx
 import pytest
 
+from app.api.jobs import _batch_answer
+from app.store.idempotency import Answer, Receipt
 from tests.api.conftest import Submit, problem_of
 
 
@@ -120,3 +122,9 @@ def test_all_jobs_of_a_batch_share_its_trace(client: httpx.Client, queue: str) -
     traces = [job["trace"] for job in in_queue(client, queue)]
     assert len({trace["traceparent"] for trace in traces}) == 1
     assert {trace["request_id"] for trace in traces} == {answer.headers["x-request-id"]}
+
+
+def test_the_answer_written_by_hand_is_the_one_that_is_encoded() -> None:
+    ids = ["01ARZ3NDEKTSV4RRFFQ69G5FAV", "01ARZ3NDEKTSV4RRFFQ69G5FAW"]
+    plain, replayed = Receipt(ids), Receipt(ids, answers=[Answer(each) for each in ids])
+    assert _batch_answer(plain) == _batch_answer(replayed)

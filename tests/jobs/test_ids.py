@@ -1,5 +1,7 @@
 """Job ids are ULIDs that sort by time."""
 
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -38,6 +40,26 @@ def test_ids_of_one_millisecond_ascend_in_the_order_they_were_made() -> None:
 
 def test_ids_do_not_repeat() -> None:
     assert len({new_id() for _ in range(10_000)}) == 10_000
+
+
+FORKING = """
+import os
+from app.jobs.ids import new_id
+
+new_id()
+child = os.fork()
+# As many on both sides: out of one pool the same dice would be drawn.
+made = [new_id()[10:] for _ in range(50)]
+if child:
+    os.waitpid(child, 0)
+print(*made, flush=True)
+os._exit(0)
+"""
+
+
+def test_the_child_of_a_fork_does_not_make_its_parent_s_ids() -> None:
+    made = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=True).stdout
+    assert len(set(made.split())) == 100
 
 
 @pytest.mark.parametrize(

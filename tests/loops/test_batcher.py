@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 
 import pytest
+from structlog.testing import capture_logs
 
 from app.errors import InvalidRequest, Unavailable
 from app.loops.batcher import Batcher
@@ -249,3 +250,66 @@ async def test_a_thousand_waiters_each_get_their_own_answer() -> None:
     answers = await asyncio.gather(*(batcher.put(n) for n in range(1000)), return_exceptions=True)
     for n, answer in enumerate(answers):
         assert isinstance(answer, ValueError) if n % 7 == 0 else answer == n * 2
+
+
+async def test_whoever_does_not_wait_is_told_in_the_order_of_the_batch() -> None:
+    gate = Gate()
+    batcher = Batcher(gate.flush)
+    told: list[str | Exception] = []
+    batcher.add("a", told.append)
+    waiting = put(batcher, "b")
+    await gate.entered.wait()
+    batcher.add("c", told.append)
+    batcher.add("d", told.append)
+    assert not told
+    gate.open()
+    assert await all_of(*waiting) == ["B"]
+    await until(lambda: len(told) == 3)
+    assert told == ["A", "C", "D"]
+
+
+async def test_whoever_cannot_be_told_keeps_nobody_else_from_being_told() -> None:
+    gate = Gate()
+    gate.open()
+    batcher = Batcher(gate.flush)
+
+    def fails(_: object) -> None:
+        raise RuntimeError
+
+    told: list[str | Exception] = []
+    with capture_logs() as logs:
+        batcher.add("a", fails)
+        batcher.add("b", told.append)
+        await batcher.drain()
+    assert told == ["B"]
+    assert [each["event"] for each in logs] == ["batcher.not_told"]
+
+
+async def test_a_full_batch_does_not_wait_for_the_one_in_flight() -> None:
+    gate = Gate()
+    batcher = Batcher(gate.flush, max_weight=3, in_flight_full=2)
+    waiting = put(batcher, "a")
+    await gate.entered.wait()
+    waiting += put(batcher, "b", "c")
+    await turn_of_the_loop()
+    assert gate.batches == [["a"]]
+    waiting += put(batcher, "d", "e", "f", "g")
+    await until(lambda: len(gate.batches) == 2)
+    # And never more of them than there may be, full or not.
+    waiting += put(batcher, "h", "i")
+    await turn_of_the_loop()
+    assert gate.batches == [["a"], ["b", "c", "d"]]
+    gate.open()
+    assert await all_of(*waiting) == list("ABCDEFGHI")
+    assert gate.most_in_flight == 2
+
+
+async def test_a_second_flush_ends_when_what_waits_is_not_full() -> None:
+    """Otherwise two would go on with half a batch each."""
+    gate = Gate()
+    batcher = Batcher(gate.flush, max_weight=2, in_flight_full=2)
+    waiting = put(batcher, "a", "b", "c", "d", "e")
+    await until(lambda: len(gate.batches) == 2)
+    gate.open()
+    assert await all_of(*waiting) == list("ABCDE")
+    assert gate.batches == [["a", "b"], ["c", "d"], ["e"]]
