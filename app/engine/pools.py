@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from app.executors.protocol import Executor
+from app.executors.protocol import Executor, InstantExecutor
 from app.jobs.lanes import parse_llm_lane
 
 
@@ -12,7 +12,7 @@ class Pool:
     """Slots for the lanes it accepts. One executor serves it."""
 
     name: str
-    executor: Executor
+    executor: Executor | InstantExecutor
     slots: int
     accepts: Callable[[str], bool]
     # Somebody may be waiting on the line: the feed is open from the claim on, not from the first word.

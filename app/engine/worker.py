@@ -18,11 +18,13 @@ import structlog
 
 from app.config import Settings
 from app.engine.event_writer import EventWriter, Transcript
+from app.engine.instant_runs import Ended, InstantRuns
 from app.engine.pools import Pool
 from app.engine.settler import Settler, as_settlement
 from app.errors import Unavailable
 from app.events.hub import Hub
 from app.events.live_output import Part
+from app.executors.protocol import Executor, InstantExecutor
 from app.jobs.outcomes import Cancelled, JobError, Outcome, Released, Retry, Succeeded
 from app.jobs.states import Verb
 from app.loops.loop import Loop
@@ -52,6 +54,7 @@ class Run:
     worker: "Worker"
     job: ClaimedJob
     pool: Pool
+    executor: Executor
     claimed_at: float
     lease_seconds: float
     transcript: Transcript | None = None
@@ -122,13 +125,14 @@ class Worker:
         self._runs: dict[str, Run] = {}
         self._stopping = False
         self._claimer = Loop("worker", self._claim_round, interval=settings.poll_seconds)
+        self._instant_runs = InstantRuns(settler, self._claimer.wake)
         self._renew_seconds = min(settings.lease_seconds / 3, 5)
         # Back soon after an outage: the sweepers wait for it, but not for long (store/sweep.py).
         self._keeper = Loop(
             "lease-keeper", self._renew, interval=self._renew_seconds, longest_retry=RENEW_RETRY_SECONDS
         )
         # Read when it is asked for: counting up and down would cost more than a noop does.
-        RUNNING.set_function(lambda: float(len(self._runs)))
+        RUNNING.set_function(lambda: float(len(self._runs) + len(self._instant_runs)))
         hub.subscribe(self._heard)
 
     async def start(self) -> None:
@@ -143,7 +147,7 @@ class Worker:
         """Claim no more; let runs finish within the grace; give the rest back to the queue."""
         self._stopping = True
         await self._claimer.stop()
-        tasks = [run.task for run in self._runs.values() if run.task]
+        tasks = [run.task for run in self._runs.values() if run.task] + self._instant_runs.tasks()
         if tasks:
             _, unfinished = await asyncio.wait(tasks, timeout=self._grace_seconds)
             for run in list(self._runs.values()):
@@ -233,10 +237,15 @@ class Worker:
 
     def begin(self, pool: Pool, claimed: Sequence[ClaimedJob]) -> None:
         """Run what was claimed in this worker's name."""
-        for job in claimed:
-            self._begin(Run(self, job, pool, time.monotonic(), job.lease_seconds))
-            if job.lease_seconds < self._lease_seconds:
-                self._keeper.wake()
+        now = time.monotonic()
+        executor = pool.executor
+        if isinstance(executor, InstantExecutor):
+            self._instant_runs.begin(pool, executor, claimed, now)
+        else:
+            for job in claimed:
+                self._begin(Run(self, job, pool, executor, now, job.lease_seconds))
+        if any(job.lease_seconds < self._lease_seconds for job in claimed):
+            self._keeper.wake()
 
     async def give_back(self, claimed: Sequence[ClaimedJob]) -> None:
         """Return to the queue what was claimed in this worker's name and cannot be run after all."""
@@ -292,9 +301,9 @@ class Worker:
         job = run.job
         try:
             if job.max_duration_seconds is None:
-                return await run.pool.executor.run(job, run)
+                return await run.executor.run(job, run)
             async with asyncio.timeout(job.max_duration_seconds):
-                return await run.pool.executor.run(job, run)
+                return await run.executor.run(job, run)
         except LeaseLostError:
             return None
         except asyncio.CancelledError:
@@ -321,11 +330,15 @@ class Worker:
 
     async def _renew(self) -> float | None:
         now = time.monotonic()
-        await self._heartbeat(
-            run for run in self._runs.values() if now - run.claimed_at > run.lease_seconds / 4
-        )
+        waiting: list[Run | Ended] = [*self._runs.values(), *self._instant_runs.unsettled()]
+        old = [each for each in waiting if now - each.claimed_at > each.lease_seconds / 4]
+        await self._heartbeat(each for each in old if isinstance(each, Run))
+        for ended in old:
+            if isinstance(ended, Ended) and ended.held:
+                leases = await heartbeat(self._database, ended.held)
+                ended.held = [held for held in ended.held if held[0] in leases]
         # A queue may have a shorter lease than the server.
-        return min(self._renew_seconds, *(run.lease_seconds / 3 for run in self._runs.values()), math.inf)
+        return min(self._renew_seconds, *(each.lease_seconds / 3 for each in waiting), math.inf)
 
     async def _heartbeat(self, runs: Iterable[Run]) -> None:
         runs = [run for run in runs if not run.lease_lost]
