@@ -10,7 +10,7 @@ import marshal
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -183,6 +183,10 @@ def _encoder_with(**layout: Any) -> json.JSONEncoder:
 
 _encoder = _encoder_with(separators=(",", ":"))
 _encoders_for_people = {indent: _encoder_with(indent=indent) for indent in (None, 2)}
+
+
+# A text as JSON has it.
+quoted: Callable[[str], str] = json.encoder.encode_basestring
 
 
 def encode(value: Any) -> bytes:

@@ -22,7 +22,7 @@ MAX_ROWS = 1000
 # How long a result is kept for a database that does not answer.
 PATIENCE_SECONDS = 900.0
 
-# What is settled in one commit, at most one settlement per job: a single one, or all that a worker sends at once.
+# What is settled in one commit: a single settlement, or all that a worker sends at once, one for each job.
 Group = Sequence[Settlement]
 
 

@@ -13,7 +13,7 @@ from app.jobs.states import TERMINAL, Verb
 from app.store.changes import Changes, Failure
 from app.store.database import Runner
 from app.store.effects import EVENT_AND_OUTBOX, MOVED, moved
-from app.store.rows import arrays
+from app.store.rows import padded_arrays
 from app.store.tallies import tally
 from app.telemetry import SETTLEMENTS
 
@@ -146,7 +146,7 @@ _BACKOFF = list(DEFAULT_BACKOFF_SECONDS)
 
 async def settle(database: Runner, settlements: Sequence[Settlement]) -> Changes[Settled]:
     """Settle a batch in one commit, each on its own terms. At most one settlement per job."""
-    rows = await database.fetch(SETTLE, *arrays(settlements, *_SENT), _BACKOFF)
+    rows = await database.fetch(SETTLE, *padded_arrays(settlements, *_SENT), _BACKOFF)
     changes: Changes[Settled] = Changes()
     answers: dict[str, Settled] = {}
     for row in rows:

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from foreman_client.client import AsyncForeman
 from foreman_client.context import RunningJob
 from foreman_client.events import Event
-from foreman_client.wire import encode, moment, timestamp
+from foreman_client.wire import moment, quoted, timestamp
 from foreman_client.worker.mailbox import Mailbox
 from foreman_client.worker.settlements import Settlement, Settler
 
@@ -45,7 +45,7 @@ class ActiveJob:
         self.kind: str = data["kind"]
         self.payload: Any = data.get("payload")
         self.lease_token: str = data["lease_token"]
-        self.head = encode({"job_id": self.job_id, "lease_token": self.lease_token})[:-1]
+        self.head = f'{{"job_id":{quoted(self.job_id)},"lease_token":{quoted(self.lease_token)}'.encode()
         self.claimed = time.monotonic()
         self.lease_ends = self.claimed + lease_seconds
         # Why it should stop, if it should.
