@@ -39,7 +39,7 @@ class Backlog:
         return {"job_id": self.given[-1], "kind": "k", "lease_token": f"token-{len(self.given)}"}
 
 
-def shift_of(handler: Callable[[Any], Awaitable[None]], backlog: Backlog) -> Shift:
+def shift_of(handler: Callable[..., Awaitable[None]], backlog: Backlog) -> Shift:
     terms = Terms("http://localhost:1", None, "w", ("default",), CONCURRENCY, 30.0, 0.5)
     shift = Shift(terms, {"k": make_task("k", handler)})
     shift._claimer = backlog  # type: ignore[assignment]  # speaks to nobody
