@@ -46,21 +46,25 @@ class Reply:
     headers: Mapping[str, str]
     content: bytes
 
-    def json(self) -> Any:
+    def json(self, foreign: "Foreign | None" = None) -> Any:
         try:
-            return decode(self.content) if self.content else None
+            return decode(self.content, foreign) if self.content else None
         except ValueError:
             raise _not_foreman(self.status) from None
 
-    def having(self, *names: str) -> dict[str, Any]:
+    def having(self, *names: str, foreign: "Foreign | None" = None) -> dict[str, Any]:
         """The JSON object with at least these members; anything else was not said by a Foreman server."""
-        value = self.json()
+        value = self.json(foreign)
         if not isinstance(value, dict) or not value.keys() >= set(names):
             raise _not_foreman(self.status)
         return value
 
 
-def decode(text: str | bytes) -> Any:
+# Picks from a decoded value all that the server hands on as somebody wrote it; its own numbers are finite.
+Foreign = Callable[[Any], Any]
+
+
+def decode(text: str | bytes, foreign: Foreign | None = None) -> Any:
     """What JSON says; ValueError for what is none, NaN and Infinity among it.
 
     The server keeps a number of any length and size. Python refuses to read an int of more than 4,300 digits
@@ -70,7 +74,7 @@ def decode(text: str | bytes) -> Any:
         text = text.decode()
     try:
         value = _decoder.decode(text)
-        if not _has_infinity(value):
+        if not _has_infinity(value if foreign is None else foreign(value)):
             return value
     except json.JSONDecodeError:
         raise
