@@ -19,6 +19,8 @@ from app.store.settle import Settled, Settlement, settle
 log = structlog.get_logger()
 
 MAX_ROWS = 1000
+# A single settlement does not wait for a thousand others whose commit is under way.
+IN_FLIGHT = 2
 # How long a result is kept for a database that does not answer.
 PATIENCE_SECONDS = 900.0
 
@@ -33,7 +35,7 @@ class Settler:
         self._database = database
         self._hub = hub
         self._batcher: Batcher[Group, list[Settled]] = Batcher(
-            self._flush, max_weight=MAX_ROWS, weight=len, size=_size
+            self._flush, max_weight=MAX_ROWS, weight=len, size=_size, in_flight=IN_FLIGHT
         )
 
     async def settle(self, settlement: Settlement) -> Settled:

@@ -38,7 +38,7 @@ from app.telemetry import RUNNING
 
 log = structlog.get_logger()
 
-MAX_CLAIM = 500
+MAX_CLAIM = 1000
 QUEUES_A_TURN = 50
 RENEW_RETRY_SECONDS = 0.5
 

@@ -17,6 +17,10 @@ class Alarm:
         if self._waiter is not None:
             _release(self._waiter)
 
+    def forget(self) -> None:
+        """What it was rung for is being seen to."""
+        self._rung = False
+
     async def wait(self, timeout: float) -> bool:
         """Until it rings, or the time is over: then False."""
         if not self._rung:

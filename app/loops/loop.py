@@ -1,13 +1,13 @@
 """The shape of every background loop: run once, rest, until told to stop; woken early by a signal."""
 
 import asyncio
-import contextlib
 import random
 from collections.abc import Awaitable, Callable
 
 import structlog
 
 from app.errors import DatabaseUnavailable, Unavailable
+from app.loops.alarm import Alarm
 
 log = structlog.get_logger()
 
@@ -34,7 +34,7 @@ class Loop:
         self._longest_retry = longest_retry
         self._body = run_once
         self._interval = interval
-        self._wake = asyncio.Event()
+        self._alarm = Alarm()
         self._stopping = False
         self._task: asyncio.Task[None] | None = None
 
@@ -43,19 +43,19 @@ class Loop:
 
     def wake(self) -> None:
         """Run again now (or right after the current run)."""
-        self._wake.set()
+        self._alarm.ring()
 
     async def stop(self) -> None:
         """Let the current run finish, then end."""
         self._stopping = True
-        self._wake.set()
+        self._alarm.ring()
         if self._task is not None:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:
         failures = 0
         while not self._stopping:
-            self._wake.clear()
+            self._alarm.forget()
             try:
                 rest = await self._body()
                 failures = 0
@@ -78,5 +78,4 @@ class Loop:
             # Even a loop that never rests lets the others run.
             await asyncio.sleep(0)
             return
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), seconds)
+        await self._alarm.wait(seconds)
