@@ -5,6 +5,7 @@ renewed meanwhile: the database may be away for a while.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,9 @@ from app.engine.pools import Pool
 from app.engine.settler import Settler, as_settlement
 from app.errors import Unavailable
 from app.executors.protocol import InstantExecutor
+from app.store.database import Database
 from app.store.job import ClaimedJob
-from app.store.settle import Settlement
+from app.store.settle import Settlement, heartbeat
 
 log = structlog.get_logger()
 
@@ -63,6 +65,15 @@ class InstantRuns:
 
     def unsettled(self) -> list[Ended]:
         return list(self._unsettled.values())
+
+    async def renew(self, database: Database, now: float) -> float:
+        """Renew the leases of what has waited for long; the shortest of all of them, in seconds."""
+        unsettled = self.unsettled()
+        for ended in unsettled:
+            if ended.held and now - ended.claimed_at > ended.lease_seconds / 4:
+                leases = await heartbeat(database, ended.held)
+                ended.held = [held for held in ended.held if held[0] in leases]
+        return min((ended.lease_seconds for ended in unsettled), default=math.inf)
 
     async def _settle(self, ended: Ended) -> None:
         try:

@@ -89,8 +89,8 @@ class RemoteClaims:
         self._register(claimer)
         try:
             while True:
-                # Forgotten before the look: what is announced from here on is not missed.
-                claimer.alarm.forget()
+                # Cleared before the look: what is announced from here on is not missed.
+                claimer.alarm.clear()
                 if claimer.gone:
                     return []
                 claimed = await self._look(claimer)
@@ -99,6 +99,7 @@ class RemoteClaims:
                     return claimed
                 await claimer.alarm.wait(min(left, self._rest(claimer.queues)))
         finally:
+            claimer.alarm.put_away()
             self._unregister(claimer)
 
     async def drain(self) -> None:

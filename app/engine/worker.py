@@ -6,20 +6,19 @@ forgets its lanes again. What no pool runs is not remembered at all.
 """
 
 import asyncio
-import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 
 from app.config import Settings
 from app.engine.event_writer import EventWriter, Transcript
-from app.engine.instant_runs import Ended, InstantRuns
-from app.engine.pools import Pool
+from app.engine.instant_runs import InstantRuns
+from app.engine.pools import Asked, Pool
 from app.engine.settler import Settler, as_settlement
 from app.errors import Unavailable
 from app.events.hub import Hub
@@ -147,6 +146,7 @@ class Worker:
         """Claim no more; let runs finish within the grace; give the rest back to the queue."""
         self._stopping = True
         await self._claimer.stop()
+        await self._give_back_ahead()
         tasks = [run.task for run in self._runs.values() if run.task] + self._instant_runs.tasks()
         if tasks:
             _, unfinished = await asyncio.wait(tasks, timeout=self._grace_seconds)
@@ -193,45 +193,73 @@ class Worker:
     async def _claim_for(self, pool: Pool) -> bool:
         """Ask the queues with work for this pool, each in turn; True when there may be more."""
         again = False
+        for queue in list(pool.ahead):
+            again |= await _by_itself(queue, self._take_up(pool, queue, pool.ahead.pop(queue)))
         asked = 0
         for queue in list(pool.known):
             if self._stopping or not pool.free:
                 return False
-            if self.claims.closed_seconds(queue) is not None:
+            if queue in pool.ahead or self.claims.closed_seconds(queue) is not None:
                 continue
             asked += 1
             if asked > QUEUES_A_TURN:
                 # The other pools have their turn, too, and the next look.
                 return True
-            try:
-                again |= await self._claim(pool, queue)
-            except Unavailable:
-                raise
-            except Exception:
-                # One queue's trouble is not the others'; when it is asked again is up to `Claims`.
-                log.exception("worker.claim_failed", queue=queue)
+            again |= await _by_itself(queue, self._claim(pool, queue))
         return again
 
     async def _claim(self, pool: Pool, queue: str) -> bool:
         """Claim up to the pool's free slots; True when there may be more."""
-        limit = min(pool.free, MAX_CLAIM)
+        asked = self._ask(pool, queue, pool.free)
+        return asked is not None and await self._take_up(pool, queue, asked)
+
+    def _ask(self, pool: Pool, queue: str, room: int) -> Asked | None:
+        limit = min(room, MAX_CLAIM)
+        if limit <= 0:
+            return None
         # Forgotten before the look, not after: a hint that comes in meanwhile must not be lost. Remembered
         # behind the others, so that a queue that always has work does not keep the next one from its turn.
         lanes = pool.lanes(pool.known.pop(queue))
         if not lanes:
-            return False
+            return None
+        return Asked(lanes, limit, self.claims.claim(queue, lanes, [self.claimant(queue, limit)]))
+
+    async def _take_up(self, pool: Pool, queue: str, asked: Asked) -> bool:
+        """Run what a claim brings; True when there may be more."""
         more = True
         try:
-            changes = await self.claims.claim(queue, lanes, [self.claimant(queue, limit)])
-            self._hub.announce(changes)
+            changes = await asked.answer
             claimed = changes.answers
-            if claimed:
-                self.begin(pool, claimed)
-            more = len(claimed) == limit or self.claims.closed_seconds(queue) is not None
+            more = len(claimed) == asked.limit or self.claims.closed_seconds(queue) is not None
         finally:
             if more:
-                pool.known.setdefault(queue, set()).update(lanes)
+                pool.known.setdefault(queue, set()).update(asked.lanes)
+        if more:
+            self._claim_ahead(pool, queue, pool.free - len(claimed))
+        self._hub.announce(changes)
+        if claimed:
+            self.begin(pool, claimed)
         return more and self.claims.closed_seconds(queue) is None and pool.free > 0
+
+    def _claim_ahead(self, pool: Pool, queue: str, room: int) -> None:
+        """The next claim is under way while jobs that end at once do so: PostgreSQL does not wait for us."""
+        if self._stopping or not isinstance(pool.executor, InstantExecutor):
+            return
+        if self.claims.closed_seconds(queue) is None and (asked := self._ask(pool, queue, room)) is not None:
+            answer = asyncio.ensure_future(asked.answer)
+            answer.add_done_callback(lambda _: self._claimer.wake())
+            pool.ahead[queue] = replace(asked, answer=answer)
+
+    async def _give_back_ahead(self) -> None:
+        """We stop: what was claimed ahead and has not begun goes back to its queue."""
+        for asked in [asked for pool in self._pools for asked in pool.ahead.values()]:
+            try:
+                changes = await asked.answer
+                self._hub.announce(changes)
+                await self.give_back(changes.answers)
+            except Exception:
+                # Whatever it brought is another's once its lease has run out.
+                log.exception("worker.not_given_back")
 
     # -- running -------------------------------------------------------------------------------------
 
@@ -330,15 +358,12 @@ class Worker:
 
     async def _renew(self) -> float | None:
         now = time.monotonic()
-        waiting: list[Run | Ended] = [*self._runs.values(), *self._instant_runs.unsettled()]
-        old = [each for each in waiting if now - each.claimed_at > each.lease_seconds / 4]
-        await self._heartbeat(each for each in old if isinstance(each, Run))
-        for ended in old:
-            if isinstance(ended, Ended) and ended.held:
-                leases = await heartbeat(self._database, ended.held)
-                ended.held = [held for held in ended.held if held[0] in leases]
+        await self._heartbeat(
+            run for run in self._runs.values() if now - run.claimed_at > run.lease_seconds / 4
+        )
+        shortest = await self._instant_runs.renew(self._database, now)
         # A queue may have a shorter lease than the server.
-        return min(self._renew_seconds, *(each.lease_seconds / 3 for each in waiting), math.inf)
+        return min(self._renew_seconds, shortest / 3, *(run.lease_seconds / 3 for run in self._runs.values()))
 
     async def _heartbeat(self, runs: Iterable[Run]) -> None:
         runs = [run for run in runs if not run.lease_lost]
@@ -366,6 +391,17 @@ class Worker:
         # Once executed, the settlement on its way must not be cut off.
         if run.task is not None and run.executing:
             run.task.cancel()
+
+
+async def _by_itself(queue: str, claiming: Awaitable[bool]) -> bool:
+    """One queue's trouble is not the others'; when it is asked again is up to `Claims`."""
+    try:
+        return await claiming
+    except Unavailable:
+        raise
+    except Exception:
+        log.exception("worker.claim_failed", queue=queue)
+        return False
 
 
 def _again(code: str, message: str) -> Retry:

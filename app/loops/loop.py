@@ -55,7 +55,7 @@ class Loop:
     async def _run(self) -> None:
         failures = 0
         while not self._stopping:
-            self._alarm.forget()
+            self._alarm.clear()
             try:
                 rest = await self._body()
                 failures = 0
@@ -72,9 +72,10 @@ class Loop:
                 else:
                     log.exception("loop.failed", loop=self.name)
             await self._rest(self._interval if rest is None else rest)
+        self._alarm.put_away()
 
     async def _rest(self, seconds: float) -> None:
-        if self._stopping or seconds <= 0:
+        if self._stopping or seconds <= 0 or self._alarm.rung:
             # Even a loop that never rests lets the others run.
             await asyncio.sleep(0)
             return
