@@ -15,7 +15,8 @@ from foreman_client.worker.tasks import Handler, RetryOn, Task, make_task
 
 H = TypeVar("H", bound=Handler)
 
-PYTHONS_OWN: Final = 700
+# What Python begins with, until 3.12 and since then.
+PYTHONS_OWN: Final = (700, 2000)
 YOUNG_OBJECTS: Final = 20_000
 
 
@@ -105,12 +106,12 @@ class Worker:
 
 @contextlib.contextmanager
 def _rarer_collections() -> Iterator[None]:
-    """Python looks for garbage at every 700th new object: every thirtieth job, and a quarter of its time.
+    """Python looks for garbage at every 700th new object: every thirtieth job, a quarter of a job's time.
 
     Whoever has set this otherwise is left alone.
     """
     usual = gc.get_threshold()
-    if usual[0] != PYTHONS_OWN:
+    if usual[0] not in PYTHONS_OWN:
         yield
         return
     gc.set_threshold(YOUNG_OBJECTS, *usual[1:])
