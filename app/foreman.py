@@ -43,9 +43,8 @@ from app.webhooks.send import Sender
 log = structlog.get_logger()
 
 ECHO_SLOTS = 64
-# What is being sent when the server stops may finish; a receiver slower than this gets it once more.
-# A noop holds its slot for no time at all: its slots are only the size of a claim.
-NOOP_SLOTS = 1000
+# A noop holds its slot for no time at all: its slots only bound how far claims run ahead of settlements.
+NOOP_SLOTS = 2000
 
 
 class Foreman:

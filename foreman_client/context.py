@@ -13,7 +13,8 @@ from typing import Final
 TRACEPARENT_PARTS: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: one is made for every job, and that would cost three times as much.
+@dataclass(slots=True)
 class RunningJob:
     job_id: str
     deadline: datetime | None = None

@@ -10,7 +10,7 @@ import marshal
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
@@ -46,21 +46,25 @@ class Reply:
     headers: Mapping[str, str]
     content: bytes
 
-    def json(self) -> Any:
+    def json(self, foreign: "Foreign | None" = None) -> Any:
         try:
-            return decode(self.content) if self.content else None
+            return decode(self.content, foreign) if self.content else None
         except ValueError:
             raise _not_foreman(self.status) from None
 
-    def having(self, *names: str) -> dict[str, Any]:
+    def having(self, *names: str, foreign: "Foreign | None" = None) -> dict[str, Any]:
         """The JSON object with at least these members; anything else was not said by a Foreman server."""
-        value = self.json()
+        value = self.json(foreign)
         if not isinstance(value, dict) or not value.keys() >= set(names):
             raise _not_foreman(self.status)
         return value
 
 
-def decode(text: str | bytes) -> Any:
+# Picks from a decoded value all that the server hands on as somebody wrote it; its own numbers are finite.
+Foreign = Callable[[Any], Any]
+
+
+def decode(text: str | bytes, foreign: Foreign | None = None) -> Any:
     """What JSON says; ValueError for what is none, NaN and Infinity among it.
 
     The server keeps a number of any length and size. Python refuses to read an int of more than 4,300 digits
@@ -70,7 +74,7 @@ def decode(text: str | bytes) -> Any:
         text = text.decode()
     try:
         value = _decoder.decode(text)
-        if not _has_infinity(value):
+        if not _has_infinity(value if foreign is None else foreign(value)):
             return value
     except json.JSONDecodeError:
         raise
@@ -183,6 +187,10 @@ def _encoder_with(**layout: Any) -> json.JSONEncoder:
 
 _encoder = _encoder_with(separators=(",", ":"))
 _encoders_for_people = {indent: _encoder_with(indent=indent) for indent in (None, 2)}
+
+
+# A text as JSON has it.
+quoted: Callable[[str], str] = json.encoder.encode_basestring
 
 
 def encode(value: Any) -> bytes:

@@ -1,5 +1,6 @@
 """From a job's row to its document. Payload, result and the like are spliced in verbatim."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
@@ -27,7 +28,7 @@ def job_document(
 
     `unwanted_since`: since when nobody has asked for its kind; not in the row, because it is nobody's doing.
     """
-    document = _document(Document, job)
+    document = _document(Document, job, datetime.now(UTC))
     if job.state == "queued":
         document.queue_position = queue_position
     if unwanted_since is not None:
@@ -36,11 +37,12 @@ def job_document(
     return document
 
 
-def claimed_document(job: LeasedJob) -> ClaimedJob:
-    return _document(ClaimedJob, job, lease_token=job.lease_token)
+def claimed_documents(jobs: Iterable[LeasedJob]) -> list[ClaimedJob]:
+    now = datetime.now(UTC)
+    return [_document(ClaimedJob, job, now, lease_token=job.lease_token) for job in jobs]
 
 
-def _document(shape: type[Shape], job: JobSummary, **more: Any) -> Shape:
+def _document(shape: type[Shape], job: JobSummary, now: datetime, **more: Any) -> Shape:
     document = shape(
         job_id=job.id,
         kind=job.kind,
@@ -69,7 +71,7 @@ def _document(shape: type[Shape], job: JobSummary, **more: Any) -> Shape:
         parent_id=job.parent_id,
         metadata=Raw(job.metadata) if job.metadata else _NOTHING,
         trace=Trace(request_id=job.request_id, traceparent=job.traceparent, tracestate=job.tracestate),
-        timings=_timings(job),
+        timings=_timings(job, now),
         seq=job.seq,
         usage=_raw(job.usage),
         **more,
@@ -77,8 +79,10 @@ def _document(shape: type[Shape], job: JobSummary, **more: Any) -> Shape:
     if isinstance(job, Job):
         document.payload = Raw(job.payload)
         document.result = _raw(job.result)
-        found = artifact_list(job.id, job.kind, job.result, job.stored_artifacts)
-        document.artifacts = [Artifact(**each) for each in found]
+        document.artifacts = []
+        if job.result is not None or job.stored_artifacts is not None:
+            found = artifact_list(job.id, job.kind, job.result, job.stored_artifacts)
+            document.artifacts = [Artifact(**each) for each in found]
     return document
 
 
@@ -86,15 +90,17 @@ def _raw(text: str | None) -> Raw:
     return _NULL if text is None else Raw(text)
 
 
-def _timings(job: JobSummary) -> Timings:
+def _timings(job: JobSummary, now: datetime) -> Timings:
     """Seconds spent in each phase, the current one included."""
-    spent = Timings(
-        queued_seconds=round(job.queued_seconds, 6),
-        loading_seconds=round(job.loading_seconds, 6),
-        working_seconds=round(job.working_seconds, 6),
-    )
+    queued, loading, working = job.queued_seconds, job.loading_seconds, job.working_seconds
     if job.state in LIVE:
-        phase = f"{job.state}_seconds"
-        now = max(0.0, (datetime.now(UTC) - job.entered_at).total_seconds())
-        setattr(spent, phase, round(getattr(job, phase) + now, 6))
-    return spent
+        current = max(0.0, (now - job.entered_at).total_seconds())
+        if job.state == "queued":
+            queued += current
+        elif job.state == "loading":
+            loading += current
+        else:
+            working += current
+    return Timings(
+        queued_seconds=round(queued, 6), loading_seconds=round(loading, 6), working_seconds=round(working, 6)
+    )

@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import re
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -65,6 +66,7 @@ class ReportedUsage(msgspec.Struct):
 
 
 _FIGURES = set(ReportedUsage.__struct_fields__)
+_decode_any = msgspec.json.Decoder(msgspec.Raw).decode
 _decode_usage = msgspec.json.Decoder(ReportedUsage | None).decode
 
 
@@ -193,6 +195,36 @@ def _explain_usage(usage: bytes) -> InvalidRequest:
 
 def fingerprint(verb: str, body: bytes) -> str:
     return hashlib.sha256(verb.encode() + b"\0" + body).hexdigest()
+
+
+# A completion in a batch as our own client writes it, which is nearly all that comes. Whatever is written in
+# any other way, and whatever has more to it, is read member by member.
+_COMPLETION = re.compile(
+    rb'\{"job_id":"([0-9A-Za-z]{1,64})","lease_token":"([0-9A-Za-z]{1,64})","verb":"complete",'
+    rb'"result":(\S(?:.*\S)?)\}',
+    re.DOTALL,
+)
+
+
+def plain_completion(entry: bytes, max_depth: int) -> Settlement | None:
+    """The settlement that such an entry stands for; None for all others. Its batch was checked as a text."""
+    found = _COMPLETION.fullmatch(entry)
+    if found is None or entry.count(b"[") + entry.count(b"{") > max_depth:
+        return None
+    job_id, token, result = found.groups()
+    try:
+        # That it is one value and not the beginning of more members.
+        _decode_any(result)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    body = b'{"lease_token":"%b","result":%b}' % (token, result)
+    return Settlement(
+        job_id.decode(),
+        token.decode(),
+        Verb.COMPLETE,
+        result=result.decode(),
+        fingerprint=fingerprint("complete", body),
+    )
 
 
 def as_settlement(job_id: str, request: _Settling, body: bytes) -> Settlement:

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import msgspec
 import orjson
@@ -17,7 +17,7 @@ from app.api.job_documents import ClaimedJobs, SettlementAnswer, SettlementAnswe
 from app.api.job_parameters import job_id_of
 from app.api.operator_documents import Worker, Workers
 from app.api.parameters import Server, Tenant
-from app.api.render import claimed_document
+from app.api.render import claimed_documents
 from app.api.routes import Content, Reply, Routes, Scope
 from app.api.services import Services, services_of, tenant_of
 from app.api.worker_schemas import (
@@ -31,6 +31,7 @@ from app.api.worker_schemas import (
     SettlementBatch,
     SettlementHead,
     as_settlement,
+    plain_completion,
 )
 from app.engine.remote_claims import AnyLane, Claimer, Lanes
 from app.errors import LeaseLost, NotFound
@@ -45,7 +46,7 @@ from app.store import read
 from app.store.claims import Claimant
 from app.store.events import NewEvent
 from app.store.job import LeasedJob
-from app.store.settle import Settled, note_late
+from app.store.settle import Settled, Settlement, note_late
 from app.store.workers import WorkerReport, list_workers
 
 routes = Routes("workers")
@@ -82,7 +83,7 @@ async def claim(request: Request) -> Response:
         Claimant(wanted.worker, wanted.limit, wanted.lease_seconds or 0),
     )
     claimed = await _claim_unless_gone(request, services, claimer, wanted.wait_seconds)
-    return json_response(encode(ClaimedJobs([claimed_document(job) for job in claimed])))
+    return json_response(encode(ClaimedJobs(claimed_documents(claimed))))
 
 
 def _lanes(wanted: ClaimRequest, tenant: str) -> Lanes:
@@ -228,10 +229,12 @@ async def settlements(request: Request) -> Response:
 
 
 class _Entry(msgspec.Struct):
+    """One of many: what is wanted of the job, and if it settles it, the settlement."""
+
     job_id: str
     verb: str
-    wanted: Any
-    body: bytes
+    wanted: HeartbeatRequest | ProgressRequest | None
+    settlement: Settlement | None = None
 
 
 def _parse_settlements(body: bytes, max_depth: int) -> list[_Entry]:
@@ -242,6 +245,9 @@ def _parse_settlements(body: bytes, max_depth: int) -> list[_Entry]:
 
 
 def _parse_entry(text: bytes, max_depth: int) -> _Entry:
+    completion = plain_completion(text, max_depth)
+    if completion is not None:
+        return _Entry(completion.job_id, "complete", None, completion)
     parts = verbatim.members(text, max_depth)
     try:
         head = msgspec.json.decode(text, type=SettlementHead)
@@ -252,7 +258,10 @@ def _parse_entry(text: bytes, max_depth: int) -> _Entry:
         raise invalid("verb", f"must be one of {', '.join(BULK_VERBS)}")
     # Without its address the entry is the very body that the single route takes; fingerprints are equal too.
     body = verbatim.assemble(parts, frozenset({"job_id", "verb"})).encode()
-    return _Entry(head.job_id, head.verb, decode(body, SHAPES[head.verb], max_depth), body)
+    wanted = decode(body, SHAPES[head.verb], max_depth)
+    if isinstance(wanted, HeartbeatRequest | ProgressRequest):
+        return _Entry(head.job_id, head.verb, wanted)
+    return _Entry(head.job_id, head.verb, None, as_settlement(head.job_id, wanted, body))
 
 
 def _waves(entries: Sequence[_Entry]) -> list[list[int]]:
@@ -271,20 +280,20 @@ def _waves(entries: Sequence[_Entry]) -> list[list[int]]:
 async def _settle_wave(services: Services, entries: Sequence[_Entry]) -> list[SettlementAnswer]:
     """At most one entry per job: all that settle in one statement, renewals and progress each in one more."""
     answers: dict[str, SettlementAnswer] = {}
-    beats = [each for each in entries if isinstance(each.wanted, HeartbeatRequest)]
-    notes = [each for each in entries if isinstance(each.wanted, ProgressRequest)]
-    settling = [each for each in entries if not isinstance(each.wanted, HeartbeatRequest | ProgressRequest)]
+    settling = [each.settlement for each in entries if each.settlement is not None]
     late: list[_Entry] = []
     if settling:
-        settled = await services.settler.settle_many(
-            [as_settlement(each.job_id, each.wanted, each.body) for each in settling]
-        )
-        answers |= {each.job_id: _settled_answer(each) for each in settled}
+        settled = await services.settler.settle_many(settling)
+        answers = {each.job_id: _settled_answer(each) for each in settled}
+        if len(settling) == len(entries):
+            return list(answers.values())
+    beats = [(each, each.wanted) for each in entries if isinstance(each.wanted, HeartbeatRequest)]
+    notes = [(each, each.wanted) for each in entries if isinstance(each.wanted, ProgressRequest)]
     if beats:
         leases = await services.leases.renew(
-            [(each.job_id, each.wanted.lease_token, each.wanted.lease_seconds) for each in beats]
+            [(each.job_id, wanted.lease_token, wanted.lease_seconds) for each, wanted in beats]
         )
-        for each in beats:
+        for each, _ in beats:
             lease = leases.get(each.job_id)
             if lease is None:
                 late.append(each)
@@ -298,9 +307,9 @@ async def _settle_wave(services: Services, entries: Sequence[_Entry]) -> list[Se
                 )
     if notes:
         appended = await asyncio.gather(
-            *(services.event_writer.append(_events(each.job_id, each.wanted)[0]) for each in notes)
+            *(services.event_writer.append(_events(each.job_id, wanted)[0]) for each, wanted in notes)
         )
-        for each, done in zip(notes, appended, strict=True):
+        for (each, _), done in zip(notes, appended, strict=True):
             if done is None:
                 late.append(each)
             else:
@@ -316,7 +325,8 @@ async def _settle_wave(services: Services, entries: Sequence[_Entry]) -> list[Se
 
 def _settled_answer(settled: Settled) -> SettlementAnswer:
     if settled.ok and settled.state is not None:
-        return SettlementAnswer(job_id=settled.job_id, ok=True, state=State(settled.state))
+        # A row has no state but these; to look it up would cost more than it tells.
+        return SettlementAnswer(job_id=settled.job_id, ok=True, state=cast(State, settled.state))
     code = NotFound.code if settled.state is None else LeaseLost.code
     return SettlementAnswer(job_id=settled.job_id, ok=False, code=code)
 

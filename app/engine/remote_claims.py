@@ -8,7 +8,6 @@ What was claimed for somebody who is gone when the answer comes goes back to its
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from app.errors import Unavailable
 from app.events.hub import Hub
 from app.jobs.lanes import worker_tenant
 from app.jobs.states import Verb
+from app.loops.alarm import Alarm
 from app.loops.batcher import Batcher
 from app.store.changes import Changes
 from app.store.claims import Claimant, Claims
@@ -58,11 +58,11 @@ class Claimer:
     lanes: Lanes
     claimant: Claimant
     gone: bool = False
-    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    alarm: Alarm = field(default_factory=Alarm)
 
     def leave(self) -> None:
         self.gone = True
-        self.woken.set()
+        self.alarm.ring()
 
 
 class RemoteClaims:
@@ -90,16 +90,16 @@ class RemoteClaims:
         try:
             while True:
                 # Cleared before the look: what is announced from here on is not missed.
-                claimer.woken.clear()
+                claimer.alarm.clear()
                 if claimer.gone:
                     return []
                 claimed = await self._look(claimer)
                 left = ends - time.monotonic()
                 if claimed or left <= 0 or self._hub.closing:
                     return claimed
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(claimer.woken.wait(), min(left, self._rest(claimer.queues)))
+                await claimer.alarm.wait(min(left, self._rest(claimer.queues)))
         finally:
+            claimer.alarm.put_away()
             self._unregister(claimer)
 
     async def drain(self) -> None:
@@ -251,4 +251,4 @@ def _lanes_of(claimer: Claimer) -> Sequence[str | AnyLane]:
 
 def _wake(waiting: "set[Claimer] | tuple[()]") -> None:
     for claimer in waiting:
-        claimer.woken.set()
+        claimer.alarm.ring()

@@ -1,11 +1,13 @@
 """The way out: what runs come to is gathered into one commit, and those who wait are told."""
 
+import asyncio
 import random
 from collections.abc import Sequence
-from functools import partial
 
 import orjson
+import structlog
 
+from app.errors import Unavailable
 from app.events.hub import Hub
 from app.jobs.outcomes import Cancelled, Deferred, Failed, JobError, Outcome, Released, Retry, Succeeded
 from app.jobs.retry import jitter
@@ -14,9 +16,16 @@ from app.loops.batcher import Batcher
 from app.store.database import Database
 from app.store.settle import Settled, Settlement, settle
 
-MAX_ROWS = 500
+log = structlog.get_logger()
+
+MAX_ROWS = 1000
+# A single settlement does not wait for a thousand others whose commit is under way.
+IN_FLIGHT = 2
 # How long a result is kept for a database that does not answer.
 PATIENCE_SECONDS = 900.0
+
+# What is settled in one commit: a single settlement, or all that a worker sends at once, one for each job.
+Group = Sequence[Settlement]
 
 
 class Settler:
@@ -25,57 +34,82 @@ class Settler:
     def __init__(self, database: Database, hub: Hub) -> None:
         self._database = database
         self._hub = hub
-        self._batcher: Batcher[Settlement, Settled] = Batcher(self._flush, max_weight=MAX_ROWS, size=_size)
+        self._batcher: Batcher[Group, list[Settled]] = Batcher(
+            self._flush, max_weight=MAX_ROWS, weight=len, size=_size, in_flight=IN_FLIGHT
+        )
 
     async def settle(self, settlement: Settlement) -> Settled:
         """Settle once; raises Unavailable when the database is away."""
-        return await self._batcher.put(settlement)
+        return (await self._batcher.put([settlement]))[0]
 
     async def settle_surely(self, settlement: Settlement) -> Settled:
         """Settle, waiting for a database that is away; only its answer can tell that the lease is lost."""
-        return await self._batcher.put_surely(settlement, PATIENCE_SECONDS)
+        return (await self._batcher.put_surely([settlement], PATIENCE_SECONDS))[0]
 
-    async def settle_many(self, settlements: Sequence[Settlement]) -> Sequence[Settled]:
-        """A batch of its own, in one commit; at most one settlement per job."""
-        return await self._settle(settlements)
+    async def settle_many(self, settlements: Group) -> Sequence[Settled]:
+        """All in one commit, which others may share; at most one settlement per job."""
+        return await self._batcher.put(settlements)
+
+    async def settle_many_surely(self, settlements: Group) -> None:
+        """The same, waiting for a database that is away. One that cannot be settled takes no other along."""
+        try:
+            await self._batcher.put_surely(settlements, PATIENCE_SECONDS)
+        except Unavailable:
+            raise
+        except Exception:
+            await asyncio.gather(*map(self._settle_alone, settlements))
+
+    async def _settle_alone(self, settlement: Settlement) -> None:
+        try:
+            await self.settle_surely(settlement)
+        except Exception:
+            log.exception("settler.not_settled", job_id=settlement.job_id)
 
     async def drain(self) -> None:
         await self._batcher.drain()
 
-    async def _flush(self, settlements: Sequence[Settlement]) -> Sequence[Settled | Exception]:
-        if len({each.job_id for each in settlements}) == len(settlements):
-            return await self._settle(settlements)
-        # Callers over HTTP may settle one job from two places at once; then one after the other.
-        return [(await self._settle([each]))[0] for each in settlements]
+    async def _flush(self, groups: Sequence[Group]) -> Sequence[list[Settled] | Exception]:
+        settlements = [each for group in groups for each in group]
+        if len({each.job_id for each in settlements}) < len(settlements):
+            # Callers over HTTP may settle one job from two places at once; then one after the other.
+            return [await self._settle(group) for group in groups]
+        settled = iter(await self._settle(settlements))
+        return [[next(settled) for _ in group] for group in groups]
 
-    async def _settle(self, settlements: Sequence[Settlement]) -> list[Settled]:
+    async def _settle(self, settlements: Group) -> list[Settled]:
         changes = await settle(self._database, settlements)
         self._hub.announce(changes)
         return changes.answers
 
 
-def _size(settlement: Settlement) -> int:
-    return len(settlement.result or "") + len(settlement.error or "") + len(settlement.output or "")
+def _size(settlements: Group) -> int:
+    return sum(len(each.result or "") + len(each.error or "") + len(each.output or "") for each in settlements)
 
 
 def as_settlement(job_id: str, lease_token: str, outcome: Outcome) -> Settlement:
     """Each outcome is exactly one verb."""
-    settlement = partial(Settlement, job_id, lease_token)
     match outcome:
         case Succeeded(result, usage):
-            return settlement(Verb.COMPLETE, result=result, usage=usage)
+            return Settlement(job_id, lease_token, Verb.COMPLETE, result=result, usage=usage)
         case Failed(error):
-            return settlement(Verb.FAIL, error=error_json(error))
+            return Settlement(job_id, lease_token, Verb.FAIL, error=error_json(error))
         case Retry(error, delay):
             spread = jitter(random.random())
-            return settlement(Verb.RETRY, error=error_json(error), delay_seconds=delay, jitter=spread)
+            return Settlement(
+                job_id,
+                lease_token,
+                Verb.RETRY,
+                error=error_json(error),
+                delay_seconds=delay,
+                jitter=spread,
+            )
         case Deferred(delay, reason, error):
             said = error_json(error) if error else None
-            return settlement(Verb.DEFER, delay_seconds=delay, reason=reason, error=said)
+            return Settlement(job_id, lease_token, Verb.DEFER, delay_seconds=delay, reason=reason, error=said)
         case Released(reason, delay):
-            return settlement(Verb.RELEASE, reason=reason, delay_seconds=delay)
+            return Settlement(job_id, lease_token, Verb.RELEASE, reason=reason, delay_seconds=delay)
         case Cancelled(reason):
-            return settlement(Verb.CANCEL, reason=reason)
+            return Settlement(job_id, lease_token, Verb.CANCEL, reason=reason)
 
 
 def error_json(error: JobError) -> str:

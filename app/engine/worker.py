@@ -6,23 +6,24 @@ forgets its lanes again. What no pool runs is not remembered at all.
 """
 
 import asyncio
-import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 
 from app.config import Settings
 from app.engine.event_writer import EventWriter, Transcript
-from app.engine.pools import Pool
+from app.engine.instant_runs import InstantRuns
+from app.engine.pools import Asked, Pool
 from app.engine.settler import Settler, as_settlement
 from app.errors import Unavailable
 from app.events.hub import Hub
 from app.events.live_output import Part
+from app.executors.protocol import Executor, InstantExecutor
 from app.jobs.outcomes import Cancelled, JobError, Outcome, Released, Retry, Succeeded
 from app.jobs.states import Verb
 from app.loops.loop import Loop
@@ -36,7 +37,7 @@ from app.telemetry import RUNNING
 
 log = structlog.get_logger()
 
-MAX_CLAIM = 500
+MAX_CLAIM = 1000
 QUEUES_A_TURN = 50
 RENEW_RETRY_SECONDS = 0.5
 
@@ -52,6 +53,7 @@ class Run:
     worker: "Worker"
     job: ClaimedJob
     pool: Pool
+    executor: Executor
     claimed_at: float
     lease_seconds: float
     transcript: Transcript | None = None
@@ -123,13 +125,14 @@ class Worker:
         self._runs: dict[str, Run] = {}
         self._stopping = False
         self._claimer = Loop("worker", self._claim_round, interval=settings.poll_seconds)
+        self._instant_runs = InstantRuns(settler, self._claimer.wake)
         self._renew_seconds = min(settings.lease_seconds / 3, 5)
         # Back soon after an outage: the sweepers wait for it, but not for long (store/sweep.py).
         self._keeper = Loop(
             "lease-keeper", self._renew, interval=self._renew_seconds, longest_retry=RENEW_RETRY_SECONDS
         )
         # Read when it is asked for: counting up and down would cost more than a noop does.
-        RUNNING.set_function(lambda: float(len(self._runs)))
+        RUNNING.set_function(lambda: float(len(self._runs) + len(self._instant_runs)))
         hub.subscribe(self._heard)
 
     async def start(self) -> None:
@@ -144,7 +147,8 @@ class Worker:
         """Claim no more; let runs finish within the grace; give the rest back to the queue."""
         self._stopping = True
         await self._claimer.stop()
-        tasks = [run.task for run in self._runs.values() if run.task]
+        await self._give_back_ahead()
+        tasks = [run.task for run in self._runs.values() if run.task] + self._instant_runs.tasks()
         if tasks:
             _, unfinished = await asyncio.wait(tasks, timeout=self._grace_seconds)
             for run in list(self._runs.values()):
@@ -190,54 +194,87 @@ class Worker:
     async def _claim_for(self, pool: Pool) -> bool:
         """Ask the queues with work for this pool, each in turn; True when there may be more."""
         again = False
+        for queue in list(pool.ahead):
+            again |= await _by_itself(queue, self._take_up(pool, queue, pool.ahead.pop(queue)))
         asked = 0
         for queue in list(pool.known):
             if self._stopping or not pool.free:
                 return False
-            if self.claims.closed_seconds(queue) is not None:
+            if queue in pool.ahead or self.claims.closed_seconds(queue) is not None:
                 continue
             asked += 1
             if asked > QUEUES_A_TURN:
                 # The other pools have their turn, too, and the next look.
                 return True
-            try:
-                again |= await self._claim(pool, queue)
-            except Unavailable:
-                raise
-            except Exception:
-                # One queue's trouble is not the others'; when it is asked again is up to `Claims`.
-                log.exception("worker.claim_failed", queue=queue)
+            again |= await _by_itself(queue, self._claim(pool, queue))
         return again
 
     async def _claim(self, pool: Pool, queue: str) -> bool:
         """Claim up to the pool's free slots; True when there may be more."""
-        limit = min(pool.free, MAX_CLAIM)
+        asked = self._ask(pool, queue, pool.free)
+        return asked is not None and await self._take_up(pool, queue, asked)
+
+    def _ask(self, pool: Pool, queue: str, room: int) -> Asked | None:
+        limit = min(room, MAX_CLAIM)
+        if limit <= 0:
+            return None
         # Forgotten before the look, not after: a hint that comes in meanwhile must not be lost. Remembered
         # behind the others, so that a queue that always has work does not keep the next one from its turn.
         lanes = pool.lanes(pool.known.pop(queue))
         if not lanes:
-            return False
+            return None
+        return Asked(lanes, limit, self.claims.claim(queue, lanes, [self.claimant(queue, limit)]))
+
+    async def _take_up(self, pool: Pool, queue: str, asked: Asked) -> bool:
+        """Run what a claim brings; True when there may be more."""
         more = True
         try:
-            changes = await self.claims.claim(queue, lanes, [self.claimant(queue, limit)])
-            self._hub.announce(changes)
+            changes = await asked.answer
             claimed = changes.answers
-            if claimed:
-                self.begin(pool, claimed)
-            more = len(claimed) == limit or self.claims.closed_seconds(queue) is not None
+            more = len(claimed) == asked.limit or self.claims.closed_seconds(queue) is not None
         finally:
             if more:
-                pool.known.setdefault(queue, set()).update(lanes)
+                pool.known.setdefault(queue, set()).update(asked.lanes)
+        if more:
+            self._claim_ahead(pool, queue, pool.free - len(claimed))
+        self._hub.announce(changes)
+        if claimed:
+            self.begin(pool, claimed)
         return more and self.claims.closed_seconds(queue) is None and pool.free > 0
+
+    def _claim_ahead(self, pool: Pool, queue: str, room: int) -> None:
+        """The next claim is under way while jobs that end at once do so: PostgreSQL does not wait for us."""
+        if self._stopping or not isinstance(pool.executor, InstantExecutor):
+            return
+        if self.claims.closed_seconds(queue) is None and (asked := self._ask(pool, queue, room)) is not None:
+            answer = asyncio.ensure_future(asked.answer)
+            answer.add_done_callback(lambda _: self._claimer.wake())
+            pool.ahead[queue] = replace(asked, answer=answer)
+
+    async def _give_back_ahead(self) -> None:
+        """We stop: what was claimed ahead and has not begun goes back to its queue."""
+        for asked in [asked for pool in self._pools for asked in pool.ahead.values()]:
+            try:
+                changes = await asked.answer
+                self._hub.announce(changes)
+                await self.give_back(changes.answers)
+            except Exception:
+                # Whatever it brought is another's once its lease has run out.
+                log.exception("worker.not_given_back")
 
     # -- running -------------------------------------------------------------------------------------
 
     def begin(self, pool: Pool, claimed: Sequence[ClaimedJob]) -> None:
         """Run what was claimed in this worker's name."""
-        for job in claimed:
-            self._begin(Run(self, job, pool, time.monotonic(), job.lease_seconds))
-            if job.lease_seconds < self._lease_seconds:
-                self._keeper.wake()
+        now = time.monotonic()
+        executor = pool.executor
+        if isinstance(executor, InstantExecutor):
+            self._instant_runs.begin(pool, executor, claimed, now)
+        else:
+            for job in claimed:
+                self._begin(Run(self, job, pool, executor, now, job.lease_seconds))
+        if any(job.lease_seconds < self._lease_seconds for job in claimed):
+            self._keeper.wake()
 
     async def give_back(self, claimed: Sequence[ClaimedJob]) -> None:
         """Return to the queue what was claimed in this worker's name and cannot be run after all."""
@@ -294,9 +331,9 @@ class Worker:
         job = run.job
         try:
             if job.max_duration_seconds is None:
-                return await run.pool.executor.run(job, run)
+                return await run.executor.run(job, run)
             async with asyncio.timeout(job.max_duration_seconds):
-                return await run.pool.executor.run(job, run)
+                return await run.executor.run(job, run)
         except LeaseLostError:
             return None
         except asyncio.CancelledError:
@@ -326,8 +363,9 @@ class Worker:
         await self._heartbeat(
             run for run in self._runs.values() if now - run.claimed_at > run.lease_seconds / 4
         )
+        shortest = await self._instant_runs.renew(self._database, now)
         # A queue may have a shorter lease than the server.
-        return min(self._renew_seconds, *(run.lease_seconds / 3 for run in self._runs.values()), math.inf)
+        return min(self._renew_seconds, shortest / 3, *(run.lease_seconds / 3 for run in self._runs.values()))
 
     async def _heartbeat(self, runs: Iterable[Run]) -> None:
         runs = [run for run in runs if not run.lease_lost]
@@ -355,6 +393,17 @@ class Worker:
         # Once executed, the settlement on its way must not be cut off.
         if run.task is not None and run.executing:
             run.task.cancel()
+
+
+async def _by_itself(queue: str, claiming: Awaitable[bool]) -> bool:
+    """One queue's trouble is not the others'; when it is asked again is up to `Claims`."""
+    try:
+        return await claiming
+    except Unavailable:
+        raise
+    except Exception:
+        log.exception("worker.claim_failed", queue=queue)
+        return False
 
 
 def _again(code: str, message: str) -> Retry:

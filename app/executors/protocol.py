@@ -1,11 +1,11 @@
 """What an executor gets and what it gives back."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from app.jobs.outcomes import Outcome
 from app.store.job import ClaimedJob
 
-__all__ = ["ClaimedJob", "Executor", "RunContext"]
+__all__ = ["ClaimedJob", "Executor", "InstantExecutor", "RunContext"]
 
 
 class RunContext(Protocol):
@@ -27,3 +27,10 @@ class Executor(Protocol):
     """Runs a job. It is cancelled (asyncio) when the job is; an exception means a bug."""
 
     async def run(self, job: ClaimedJob, context: RunContext) -> Outcome: ...
+
+
+@runtime_checkable
+class InstantExecutor(Protocol):
+    """For jobs that end when they begin: it never waits, and must not raise. There is no run to follow."""
+
+    def outcome(self, job: ClaimedJob) -> Outcome: ...

@@ -7,6 +7,8 @@ connection across a network call.
 import asyncio
 import contextlib
 import random
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
@@ -65,6 +67,8 @@ CONNECT_SECONDS = 5.0
 # A database that is only busy is waited for longer than one that does not answer.
 ACQUIRE_SECONDS = 15.0
 COMMAND_SECONDS = 30.0
+# How long a connection that nobody needed is kept at hand; the pool closes those that it got back after a while.
+AT_HAND_SECONDS = 60.0
 # How often a statement that was undone is run again, and the longest pause before it.
 SECOND_TRIES = 4
 PAUSE_SECONDS = 0.05
@@ -108,6 +112,11 @@ class Database:
         self._settings = {"application_name": "foreman"} | ({} if pooled else PLANNING)
         self._size = size
         self._pool: asyncpg.Pool | None = None
+        # Taken from the pool and not in use, with the moment since when, the last used at the end. To give a
+        # connection back to the pool costs more than most statements: a task for each.
+        self._at_hand: deque[tuple[asyncpg.pool.PoolConnectionProxy, float]] = deque()
+        # How many wait for the pool to have one: then nothing is kept at hand.
+        self._waiting = 0
         self.outage = Outage("database")
         # Its URL may be another one, and be wrong while everything else works.
         self.listening = Outage("listen", settled_seconds=0, within=self.outage)
@@ -131,19 +140,50 @@ class Database:
         if self._pool is not None:
             pool, self._pool = self._pool, None
             try:
+                while self._at_hand:
+                    await pool.release(self._at_hand.pop()[0])
                 await asyncio.wait_for(pool.close(), 5)
             except AWAY:
+                self._at_hand.clear()
                 pool.terminate()
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy]:
         if self._pool is None:
             raise DatabaseUnavailable("The database connection is closed.", retry_after=RETRY_AFTER_SECONDS)
+        pool = self._pool
         with translated(self.outage):
-            async with self._pool.acquire(timeout=ACQUIRE_SECONDS) as connection:
+            connection = await self._take(pool)
+            try:
                 yield connection
+            except BaseException:
+                # What it was doing may not have ended: the pool sees to that.
+                await pool.release(connection)
+                raise
+            await self._give_back(pool, connection)
         if self.outage.cause is not None:
             self.outage.succeeded()
+
+    async def _take(self, pool: asyncpg.Pool) -> asyncpg.pool.PoolConnectionProxy:
+        while self._at_hand:
+            connection, _ = self._at_hand.pop()
+            if not connection.is_closed():
+                return connection
+            await pool.release(connection)
+        self._waiting += 1
+        try:
+            return await pool.acquire(timeout=ACQUIRE_SECONDS)
+        finally:
+            self._waiting -= 1
+
+    async def _give_back(self, pool: asyncpg.Pool, connection: asyncpg.pool.PoolConnectionProxy) -> None:
+        if self._waiting or self._pool is None:
+            await pool.release(connection)
+            return
+        now = time.monotonic()
+        self._at_hand.append((connection, now))
+        if now - self._at_hand[0][1] > AT_HAND_SECONDS:
+            await pool.release(self._at_hand.popleft()[0])
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[asyncpg.pool.PoolConnectionProxy]:

@@ -20,7 +20,7 @@ from app.store.changes import Changes
 from app.store.database import Database
 from app.store.history import of_row
 from app.store.low_water import THE_BEGINNING
-from app.store.rows import arrays, as_rows, columns
+from app.store.rows import arrays, as_rows, columns, padded_arrays
 
 # Followers of a delivery that backs off, moved out of the way by each claim beside what it claims.
 MAX_PUSHED = 100
@@ -237,7 +237,7 @@ async def record(
     """Record a batch; for each the next delivery of its job, claimed already, if there is one."""
     records = await database.fetch(
         RECORD,
-        *arrays(tries, "job_id", "seq", "tries", "state", "status", "error", "delay_seconds"),
+        *padded_arrays(tries, "job_id", "seq", "tries", "state", "status", "error", "delay_seconds"),
         lease_seconds,
         max_result_bytes,
         take_next,

@@ -38,3 +38,10 @@ def as_row(row: type[Row], record: Any | None) -> Row | None:
 def arrays(things: Iterable[Any], *names: str) -> list[tuple[Any, ...]]:
     """What unnest is given of them: for each of the attributes (two or more), its values."""
     return list(zip(*map(attrgetter(*names), things), strict=True)) or [()] * len(names)
+
+
+def padded_arrays(things: Iterable[Any], *names: str) -> list[tuple[Any, ...]]:
+    """The same for a single unnest of all of them, which fills up with NULL what is shorter than the rest: an
+    attribute that nobody has is sent as nothing at all. The driver looks at each value, so that saves much.
+    """
+    return [() if values.count(None) == len(values) else values for values in arrays(things, *names)]

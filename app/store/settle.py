@@ -15,7 +15,7 @@ from app.store.database import Runner
 from app.store.effects import DELIVERIES, MOVED, OUTBOX, logged, moved
 from app.store.history import TAKES_EVENTS, line
 from app.store.live import stop
-from app.store.rows import arrays
+from app.store.rows import padded_arrays
 from app.store.tallies import tally
 from app.telemetry import EVENTS_APPENDED, SETTLEMENTS
 
@@ -195,7 +195,7 @@ _BACKOFF = list(DEFAULT_BACKOFF_SECONDS)
 
 async def settle(database: Runner, settlements: Sequence[Settlement]) -> Changes[Settled]:
     """Settle a batch in one commit, each on its own terms. At most one settlement per job."""
-    given = (*arrays(settlements, *_SENT), _BACKOFF)
+    given = (*padded_arrays(settlements, *_SENT), _BACKOFF)
     outputs = [each.output for each in settlements]
     if any(outputs):
         rows = await database.fetch(SETTLE_AND_SAY, *given, outputs)

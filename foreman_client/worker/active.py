@@ -12,7 +12,7 @@ from urllib.parse import quote
 from foreman_client.client import AsyncForeman
 from foreman_client.context import RunningJob
 from foreman_client.events import Event
-from foreman_client.wire import encode, moment, timestamp
+from foreman_client.wire import moment, quoted, timestamp
 from foreman_client.worker.mailbox import Mailbox
 from foreman_client.worker.settlements import Settlement, Settler
 
@@ -37,6 +37,18 @@ class ActiveJob:
     them.
     """
 
+    # What most jobs never change is the class's: hundreds begin at once.
+    # Why it should stop, if it should.
+    stop_reason: str | None = None
+    runner: "asyncio.Task[None] | None" = None
+    # A blocking handler cannot be interrupted, only asked.
+    interruptible = True
+    _mailbox: Mailbox | None = None
+    _announced = False
+    _beating = False
+    # Waits on behalf of a blocking handler.
+    _waits: "frozenset[asyncio.Task[Any]]" = frozenset()
+
     def __init__(
         self, data: Mapping[str, Any], client: AsyncForeman, settler: Settler, lease_seconds: float
     ) -> None:
@@ -45,23 +57,13 @@ class ActiveJob:
         self.kind: str = data["kind"]
         self.payload: Any = data.get("payload")
         self.lease_token: str = data["lease_token"]
-        self.head = encode({"job_id": self.job_id, "lease_token": self.lease_token})[:-1]
+        self.head = f'{{"job_id":{quoted(self.job_id)},"lease_token":{quoted(self.lease_token)}'.encode()
         self.claimed = time.monotonic()
         self.lease_ends = self.claimed + lease_seconds
-        # Why it should stop, if it should.
-        self.stop_reason: str | None = None
-        self.runner: asyncio.Task[None] | None = None
-        # A blocking handler cannot be interrupted, only asked.
-        self.interruptible = True
         self._client = client
         self._settler = settler
         self._lease_seconds = lease_seconds
         self._deadline: str | None = data.get("deadline")
-        self._mailbox: Mailbox | None = None
-        self._announced = False
-        self._beating = False
-        # Waits on behalf of a blocking handler.
-        self._waits: set[asyncio.Task[Any]] = set()
 
     def __repr__(self) -> str:
         return f"ActiveJob({self.job_id!r}, kind={self.kind!r})"
@@ -193,11 +195,11 @@ class ActiveJob:
         if self.stop_reason is not None or task is None:
             coroutine.close()
             raise asyncio.CancelledError
-        self._waits.add(task)
+        self._waits |= {task}
         try:
             return await coroutine
         finally:
-            self._waits.discard(task)
+            self._waits -= {task}
 
     def stop(self, reason: str) -> None:
         """Make the handler stop; the first reason stands, but for a lost lease, which outdoes the others."""

@@ -188,7 +188,7 @@ class Settler:
         """The answers, in the order of the batch."""
         body = b'{"settlements":[%b]}' % b",".join([each.encoded() for each in batch])
         reply = await self._post("/settlements", body)
-        answers: list[Mapping[str, Any]] = reply.having("settlements")["settlements"]
+        answers: list[Mapping[str, Any]] = reply.having("settlements", foreign=_none)["settlements"]
         if [each.job.job_id for each in batch] != [answer["job_id"] for answer in answers]:
             raise ForemanError("the server did not answer for every job")
         return answers
@@ -258,6 +258,10 @@ class Settler:
         if not self._waiting:
             self._wake.clear()
             self._empty.set()
+
+
+def _none(_answers: Any) -> None:
+    """Answers to settlements are all the server's own words."""
 
 
 def _has_room(settlement: Settlement) -> bool:

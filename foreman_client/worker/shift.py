@@ -126,19 +126,42 @@ class Shift:
     # --- claiming ------------------------------------------------------------------------------------------
 
     async def _claim(self) -> None:
-        while not self._stopping.is_set():
-            free = self._terms.concurrency - len(self._slots)
-            if free <= 0:
-                self._room.clear()
-                await self._room.wait()
-                continue
-            if len(self._settler) > MAX_UNSETTLED:
-                await self._settler.drained()
-            asked = free + self._reach.beyond(free)
-            claimed = await self._claimer.claim(asked)
-            surplus = await self._begin_all(claimed)
-            full, all_ended = len(claimed) >= asked, not self._slots
-            self._reach.learn(full=full, all_ended=all_ended, gave_back=bool(surplus))
+        ahead: asyncio.Task[list[dict[str, Any]]] | None = None
+        asked = 0
+        try:
+            while not self._stopping.is_set():
+                if ahead is None:
+                    if (free := await self._free_slots()) <= 0:
+                        continue
+                    asked = free + self._reach.beyond(free)
+                    claimed = await self._claimer.claim(asked)
+                else:
+                    claimed, ahead = await ahead, None
+                full = len(claimed) >= asked
+                if full and self._reach.ahead and len(self._settler) <= MAX_UNSETTLED:
+                    # These will have ended by the time that the next are here: nobody waits for the other.
+                    asked = self._terms.concurrency + self._reach.beyond(self._terms.concurrency)
+                    ahead = asyncio.create_task(self._claimer.claim(asked))
+                surplus = await self._begin_all(claimed)
+                self._reach.learn(full=full, all_ended=not self._slots, gave_back=bool(surplus))
+            if ahead is not None:
+                # Nothing begins any more: what it brings goes back to the queue.
+                await self._begin_all(await ahead)
+        finally:
+            if ahead is not None:
+                ahead.cancel()
+                await asyncio.wait({ahead})
+
+    async def _free_slots(self) -> int:
+        """How many handlers may begin; 0 after having waited for one to end: then look at all of it again."""
+        free = self._terms.concurrency - len(self._slots)
+        if free <= 0:
+            self._room.clear()
+            await self._room.wait()
+            return 0
+        if len(self._settler) > MAX_UNSETTLED:
+            await self._settler.drained()
+        return free
 
     async def _begin_all(self, claimed: list[dict[str, Any]]) -> int:
         """Start what has room, as long as handlers end at once; give back the rest, and say how many."""

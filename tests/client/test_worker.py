@@ -1,6 +1,7 @@
 """Worker against a real server: outcomes, context, cancel, leases."""
 
 import asyncio
+import gc
 import threading
 import uuid
 from datetime import timedelta
@@ -472,3 +473,26 @@ async def test_a_worker_that_is_refused_says_so_instead_of_trying_for_ever(share
     with pytest.raises(fc.InvalidRequest):
         async with asyncio.timeout(20):
             await worker.serve()
+
+
+async def test_pythons_garbage_collector_is_as_before_once_the_worker_has_ended(
+    worker: Worker, aforeman: AsyncForeman, kind: str
+) -> None:
+    before = gc.get_threshold()
+    seen: list[tuple[int, int, int]] = []
+
+    @worker.task(kind)
+    async def look(_payload: Any) -> None:
+        seen.append(gc.get_threshold())
+
+    for set_by_somebody in (None, 1234):
+        if set_by_somebody is not None:
+            gc.set_threshold(set_by_somebody)
+        try:
+            async with working(worker):
+                await (await aforeman.submit(kind)).wait(20)
+            assert gc.get_threshold()[0] == (set_by_somebody or before[0])
+        finally:
+            gc.set_threshold(*before)
+    assert seen[0][0] > before[0]
+    assert seen[1][0] == 1234

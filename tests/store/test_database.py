@@ -50,6 +50,64 @@ async def test_the_pool_heals_when_its_connections_are_cut(database: Database, d
         await cutter.close()
 
 
+async def test_more_statements_than_connections_all_have_their_turn(database_url: str) -> None:
+    database = Database(database_url, size=2)
+    await database.open()
+    try:
+        for _ in range(3):
+            answers = await asyncio.gather(
+                *(database.fetchval("SELECT $1::int FROM pg_sleep(0.001)", n) for n in range(20))
+            )
+            assert answers == list(range(20))
+        async with database.connection() as first, database.connection() as second:
+            assert first is not second
+            waiting = asyncio.create_task(database.fetchval("SELECT 1"))
+            await until(lambda: database._waiting == 1)
+        assert await waiting == 1
+    finally:
+        await database.close()
+
+
+async def test_a_connection_is_used_again_at_once_and_none_is_left_open(database_url: str) -> None:
+    database = Database(database_url)
+    await database.open()
+    first = await database.fetchval("SELECT pg_backend_pid()")
+    assert [await database.fetchval("SELECT pg_backend_pid()") for _ in range(5)] == [first] * 5
+    # One whose statement was interrupted is not handed on before that is over.
+    interrupted = asyncio.create_task(database.execute("SELECT pg_sleep(30)"))
+    await until(lambda: not database._at_hand)
+    interrupted.cancel()
+    await asyncio.wait({interrupted})
+    assert await database.fetchval("SELECT 1") == 1
+    await database.close()
+    other = await asyncpg.connect(database_url)
+    try:
+        others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        await until(lambda: _none(other, others))
+    finally:
+        await other.close()
+
+
+async def _none(connection: asyncpg.Connection, question: str) -> bool:
+    return bool(await connection.fetchval(question) == 0)
+
+
+async def test_connections_that_nobody_needs_go_back_to_the_pool(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.store.database.AT_HAND_SECONDS", 0.0)
+    database = Database(database_url)
+    await database.open()
+    try:
+        async with database.connection(), database.connection(), database.connection():
+            pass
+        for _ in range(5):
+            await database.fetchval("SELECT 1 FROM pg_sleep(0.001)")
+        assert len(database._at_hand) <= 1
+    finally:
+        await database.close()
+
+
 async def test_a_connection_cut_in_the_middle_of_a_statement_is_unavailable(
     database: Database, database_url: str
 ) -> None:
