@@ -217,10 +217,11 @@ class Hub:
         closely = time.monotonic() - self._sent < CLOSELY_SECONDS
         await asyncio.sleep(GATHER_MANY_SECONDS if closely else GATHER_SECONDS)
         untold, self._untold = self._untold, Changes()
-        many, self._newcomer = self._newcomer or len(untold.jobs) > MANY, False
+        newcomer, self._newcomer = self._newcomer, False
+        many = newcomer or len(untold.jobs) > MANY
         self._sent = time.monotonic()
-        # What is lost here is found by the others' polling.
-        if await notices.send(self._database, self._origin, untold, many=many):
+        # What is lost here is found by the others' polling. An answer to a newcomer alone tells of no change.
+        if await notices.send(self._database, self._origin, untold, many=many) and untold != Changes():
             _SENT.inc()
         return None
 
