@@ -133,7 +133,9 @@ def test_nothing_is_told_of_a_claim_before_the_standby_has_it(
     claimer = threading.Thread(target=lambda: claimed.append(claim(served, "replicated")))
     with standby_that_is_away(crashing):
         claimer.start()
-        wait_until(lambda: waits_for_the_standby(crashing, "found.logs_itself"), 10, lambda: f"told: {claimed}")
+        wait_until(
+            lambda: waits_for_the_standby(crashing, "found.logs_itself"), 10, lambda: f"told: {claimed}"
+        )
         assert told(served, job_id) == [(1, "queued")]
         assert httpx.get(f"{served.url}/jobs/{job_id}", timeout=60).headers["etag"] == '"1"'
         assert list(heard(receiver, job_id)) == [f"{job_id}-1"]
