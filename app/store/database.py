@@ -167,7 +167,7 @@ class Database:
     async def _take(self, pool: asyncpg.Pool) -> asyncpg.pool.PoolConnectionProxy:
         while self._at_hand:
             connection, _ = self._at_hand.pop()
-            if not connection.is_closed():
+            if not _is_lost(connection):
                 return connection
             await pool.release(connection)
         self._waiting += 1
@@ -271,6 +271,14 @@ async def _until_done(once: Callable[[], Awaitable[T]]) -> T:
             # Not in step with whom it collided with.
             await asyncio.sleep(PAUSE_SECONDS * random.random())
     return await once()
+
+
+def _is_lost(connection: asyncpg.pool.PoolConnectionProxy) -> bool:
+    try:
+        return bool(connection.is_closed())
+    except asyncpg.InterfaceError:
+        # The pool has taken it back by itself when its end was noticed.
+        return True
 
 
 async def _nothing_to_reset(_connection: Any) -> None:

@@ -234,3 +234,14 @@ async def test_a_transaction_that_was_undone_is_unavailable_and_left_to_its_auth
             await connection.execute("DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '40P01'; END $$")
     assert begun == 1
     assert await database.fetchval("SELECT 1") == 1
+
+
+async def test_a_connection_at_hand_that_was_lost_costs_nobody_an_answer(database: Database) -> None:
+    """An operator ended it, or a proxy did, while nobody used it."""
+    async with database.connection() as lost, database.connection() as other:
+        pid = await lost.fetchval("SELECT pg_backend_pid()")
+        await other.execute("SELECT pg_terminate_backend($1)", pid)
+        gone = "SELECT NOT EXISTS (SELECT 1 FROM pg_stat_activity WHERE pid = $1)"
+        await until(lambda: other.fetchval(gone, pid))
+    for _ in range(3):
+        assert await database.fetchval("SELECT 1") == 1
