@@ -19,13 +19,18 @@ from sqlalchemy.pool import NullPool
 
 from app.embedded import EmbeddedPostgres
 from app.errors import Unavailable
+from app.jobs.states import Verb
+from app.store.control import cancel
 from app.store.database import Database
+from app.store.events import NewEvent, Want, append, read_pages
 from app.store.migrate import _config, _engine, current_revision, migrate, newest_revision, scripts_folder
+from app.store.read import get_job
+from app.store.settle import Settlement, settle
 from app.store.tables import METADATA
 from tests.conftest import ROOT
 from tests.patience import until
 from tests.store import invariants
-from tests.store.making import put_one
+from tests.store.making import TENANT, claim_one, job, log_of, put, put_one, running
 
 
 @pytest.fixture
@@ -245,3 +250,66 @@ def test_revisions_are_numbered_one_after_the_other() -> None:
     names = sorted(path.stem for path in (scripts_folder() / "versions").glob("*.py"))
     assert [name[:4] for name in names] == [f"{n:04}" for n in range(1, len(names) + 1)]
     assert newest_revision() == names[-1][:4]
+
+
+async def story_of(database: Database, job_ids: list[str]) -> list[object]:
+    """Each job and its log, as everybody reads them."""
+    jobs = [await get_job(database, job_id, TENANT) for job_id in job_ids]
+    pages = await read_pages(database, [Want(job_id) for job_id in job_ids])
+    return [*jobs, *(page.events for page in pages if page is not None)]
+
+
+async def test_jobs_in_all_states_read_alike_before_and_after_the_small_tables(
+    database: Database, database_url: str
+) -> None:
+    """Back to the version before, which has all events in their table, and forth again."""
+    ids = await put(
+        database,
+        job(lane="ready"),
+        job(lane="later", delay_seconds=3600),
+        job(lane="keyed", concurrency_key="k", deadline_seconds=7200),
+    )
+    for verb in (
+        None,
+        Verb.START,
+        Verb.COMPLETE,
+        Verb.FAIL,
+        Verb.RETRY,
+        Verb.DEFER,
+        Verb.RELEASE,
+        Verb.CANCEL,
+    ):
+        job_id, token = await running(database, queue=f"q-{verb}", webhook_url="http://127.0.0.1:1/")
+        if verb is not None:
+            settled = Settlement(job_id, token, verb, usage='{"prompt_tokens":1}', delay_seconds=60.0)
+            settled.result = "[1.50]" if verb is Verb.COMPLETE else None
+            settled.error = '{"code":"x","message":"y","retryable":true}' if verb is Verb.FAIL else None
+            assert (await settle(database, [settled])).answers[0].ok
+        ids.append(job_id)
+    cancelled = await put_one(database, lane="cancelled")
+    await cancel(database, [cancelled], TENANT, "enough")
+    await append(database, [NewEvent(ids[0], "log", '{"level":"info","message":"posted"}')])
+    ids.append(cancelled)
+    before = await story_of(database, ids)
+    await downgrade(database_url, "0008")
+    assert await database.fetchval("SELECT to_regclass('queued')") is None
+    assert await database.fetchval("SELECT count(*) FROM events WHERE job_id = $1", ids[5]) == 4
+    await migrate(database_url)
+    assert await story_of(database, ids) == before
+    await invariants.check_all(database)
+    # And they go on from there.
+    token = await claim_one(database, ids[0])
+    assert (await settle(database, [Settlement(ids[0], token, Verb.COMPLETE, result="1")])).answers[0].ok
+    assert [each[1:] for each in await log_of(database, ids[0])] == [
+        ("queued", "enqueue"),
+        ("loading", "claim"),
+        ("working", "start"),
+        ("done", "complete"),
+    ]
+
+
+async def test_a_server_of_the_version_before_cannot_take_in_what_nobody_would_find(
+    database: Database,
+) -> None:
+    with pytest.raises(asyncpg.NotNullViolationError, match="history"):
+        await database.execute(TWO_ALIKE)
