@@ -101,6 +101,33 @@ def stop(rows: str) -> str:
     return leave_run(rows) + enter_queue_again(rows) + end(rows)
 
 
+# What no verb leaves behind, but somebody who removes jobs by hand: rows of jobs that are gone, or are elsewhere. A
+# bounded look from where the last one stopped. In one snapshot a job and its row here always agree.
+_STRAYS = """
+WITH seen AS MATERIALIZED (SELECT id FROM {table} WHERE id > $1 ORDER BY id LIMIT $2)
+SELECT (SELECT count(*) FROM seen) AS seen, (SELECT max(id) FROM seen) AS last, ARRAY(
+    SELECT seen.id FROM seen LEFT JOIN LATERAL (SELECT state FROM jobs WHERE id = seen.id LIMIT 1) AS job ON true
+    WHERE (job.state IN ({states})) IS NOT TRUE
+) AS strays
+"""
+_FORGET_STRAYS = """
+DELETE FROM {table} AS stray WHERE id = ANY ($1::text[])
+  AND NOT EXISTS (SELECT 1 FROM jobs WHERE id = stray.id AND state IN ({states}))
+"""
+HOLD = "SELECT id FROM jobs WHERE id = ANY ($1::text[]) ORDER BY id FOR UPDATE"
+STATES = {"queued": "'queued'", "running": "'loading', 'working'"}
+
+
+async def forget_strays(connection: Runner, table: str, after: str, limit: int) -> str:
+    """Look at so many rows of `queued` or `running`; from where the next look goes on, '' when it begins anew."""
+    named = {"table": table, "states": STATES[table]}
+    [found] = await connection.fetch(_STRAYS.format(**named), after, limit)
+    if found["strays"]:
+        await connection.fetch(HOLD, found["strays"])
+        await connection.execute(_FORGET_STRAYS.format(**named), found["strays"])
+    return found["last"] if found["seen"] == limit else ""
+
+
 async def move_held(
     runner: Runner, hold: str, arguments: Sequence[object], move: str, *more: object
 ) -> list[asyncpg.Record]:

@@ -1,13 +1,15 @@
-"""What a crash left undone between a commit and what was to follow from it. Bounded looks, one replica at a time."""
+"""What a crash left undone between a commit and what was to follow from it, and what somebody left who removed jobs by
+hand. Bounded looks, one replica at a time."""
 
 from dataclasses import dataclass
 
-from app.store import dependencies, keys, locks
+from app.store import dependencies, keys, live, locks
 from app.store.changes import Key
 from app.store.database import Database
 
 MAX_KEYS = 20_000
 MAX_DEPENDENCIES = 5_000
+MAX_LIVE = 5_000
 
 ONE_AT_A_TIME = locks.try_lock(locks.REPAIR)
 
@@ -18,6 +20,8 @@ class Place:
 
     key: Key = ("", "")
     dependency: str = ""
+    queued: str = ""
+    running: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,4 +39,6 @@ async def find_undone(database: Database, place: Place) -> Undone | None:
             return None
         wrong, key = await keys.find_wrong(connection, place.key, MAX_KEYS)
         ended, dependency = await dependencies.find_unresolved(connection, place.dependency, MAX_DEPENDENCIES)
-    return Undone(wrong, ended, Place(key or ("", ""), dependency or ""))
+        queued = await live.forget_strays(connection, "queued", place.queued, MAX_LIVE)
+        running = await live.forget_strays(connection, "running", place.running, MAX_LIVE)
+    return Undone(wrong, ended, Place(key or ("", ""), dependency or "", queued, running))

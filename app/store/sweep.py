@@ -270,6 +270,8 @@ class Watchfulness:
         if last is None or now < last or (not is_blind and now - last > self._expected):
             self._blind_until = now + self._grace
             self._looks.clear()
+            # Its clock may have been set back, or be another server's.
+            self._oldest_run = None
         wait = max(self._blind_until or now, database_started + self._grace) - now
         if wait > timedelta(0):
             return wait.total_seconds()

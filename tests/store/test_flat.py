@@ -7,11 +7,12 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from app.jobs.states import Verb
-from app.store import fair, limits, low_water, promote, queues, sweep
+from app.store import fair, limits, low_water, promote, queues, repair, sweep
 from app.store.claims import Claimant, Claims
 from app.store.database import Database
 from app.store.queues import QueueBook
 from app.store.settle import Settlement, settle
+from tests.store import invariants
 from tests.store.making import job, put
 
 SIZE = 200
@@ -110,6 +111,16 @@ async def test_a_sweep(database: Database) -> None:
         assert await sweep.sweep(database, cancel_grace_seconds=10, watchfulness=watchfulness)
 
     await is_flat(database, look, "running_pkey")
+
+
+async def test_what_jobs_that_were_removed_by_hand_left_behind_is_swept_up(database: Database) -> None:
+    kept = await put(database, *(job(lane="kept") for _ in range(3)))
+    gone = await put(database, *(job(lane="gone") for _ in range(3)))
+    await database.execute("DELETE FROM jobs WHERE id = ANY ($1::text[])", gone)
+    undone = await repair.find_undone(database, repair.Place())
+    assert undone is not None
+    assert [row["id"] for row in await database.fetch("SELECT id FROM queued ORDER BY id")] == sorted(kept)
+    await invariants.check_all(database)
 
 
 def test_a_look_begins_at_the_beginning_where_nothing_is_known() -> None:
