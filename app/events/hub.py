@@ -218,10 +218,15 @@ class Hub:
         await asyncio.sleep(GATHER_MANY_SECONDS if closely else GATHER_SECONDS)
         untold, self._untold = self._untold, Changes()
         newcomer, self._newcomer = self._newcomer, False
-        many = newcomer or len(untold.jobs) > MANY
+        too_many = len(untold.jobs) > MANY
+        # An answer to a newcomer alone tells of no change.
+        is_change = untold != Changes()
+        if too_many:
+            untold.jobs = set()
         self._sent = time.monotonic()
-        # What is lost here is found by the others' polling. An answer to a newcomer alone tells of no change.
-        if await notices.send(self._database, self._origin, untold, many=many) and untold != Changes():
+        # What is lost here is found by the others' polling.
+        sent = await notices.send(self._database, self._origin, untold, many=newcomer or too_many)
+        if sent and is_change:
             _SENT.inc()
         return None
 

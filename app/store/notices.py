@@ -30,7 +30,7 @@ class Notice(msgspec.Struct, omit_defaults=True):
     # Who else is there? Its sender has just begun to listen.
     asks: bool = False
     jobs: list[str] = []
-    # More jobs changed than are worth naming.
+    # More jobs changed than these: too many to name, or before the one who hears it was known to be there.
     many: bool = False
     work: list[Place] = []
     cancels: list[str] = []
@@ -60,8 +60,6 @@ SELECT pg_notify($1, notice) FROM set_config('synchronous_commit', 'off', true) 
 async def send(database: Database, origin: str, changes: Changes[Any], *, many: bool) -> bool:
     """Tell the other processes; whether there was anything to tell."""
     notice = Notice(origin, asks=False, many=many, **{name: list(getattr(changes, name)) for name in _LISTS})
-    if many:
-        notice.jobs = []
     if notice == Notice(origin):
         return False
     await database.execute(NOTIFY, CHANNEL, [text.decode() for text in _split(notice)])
