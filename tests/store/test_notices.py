@@ -38,7 +38,7 @@ async def test_a_small_notice_is_one_notice(database: Database, database_url: st
     [notice] = await heard(database, database_url, jobs={"a"}, **told)
     assert notice == {**rest, "jobs": ["a"]}
     [notice] = await heard(database, database_url, jobs={"a"}, many=True, **told)
-    assert notice == {**rest, "many": True}, "so many are not named"
+    assert notice == {**rest, "jobs": ["a"], "many": True}, "these, and more than these"
 
 
 async def test_a_large_notice_is_split_and_nothing_is_lost(database: Database, database_url: str) -> None:
