@@ -119,7 +119,9 @@ WITH input AS (
             ELSE coalesce(input.delay, 0)
         END AS delay
     FROM input CROSS JOIN LATERAL (
-        SELECT *, {TAKES_EVENTS} AS logs_itself FROM jobs j
+        SELECT id, state, attempt, max_attempts, backoff_seconds, cancel_requested_at, cancel_reason,
+            {TAKES_EVENTS} AS logs_itself
+        FROM jobs j
         WHERE id = input.id AND lease_token = input.token LIMIT 1 FOR UPDATE
     ) AS j
 )
