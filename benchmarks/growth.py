@@ -81,19 +81,21 @@ async def measure(
     async with foreman.running(lab, dsn, "all") as server:
         connection = await connect(server.port)
         await ask(connection, "PUT", f"/queues/{queue}", json.dumps(QUEUES[queue]).encode(), 201)
+        connection.transport.close()
         await _submitted(lab, server.port, "warm-up", chosen.rate, min(WARM_UP_SECONDS, chosen.seconds))
         look = await Look.at(dsn)
         release = await growth_database.hold_open(dsn) if held else None
         try:
             seconds = chosen.seconds if held else chosen.empty_seconds
             window = await _submitted(lab, server.port, queue, chosen.rate, seconds)
+            connection = await connect(server.port)
             await _until_finished(connection, queue)
+            connection.transport.close()
             dead = await look.dead_tuples()
         finally:
             if release is not None:
                 release()
         peak = procfs.peak_megabytes(server.service.pid)
-        connection.transport.close()
     runs = await look.runs(queue)
     await growth_database.tidy(dsn)
     left = await look.dead_tuples()
