@@ -101,7 +101,7 @@ class Foreman:
                     version=__version__,
                 )
             )
-        remote_claims = RemoteClaims(self.database, self.hub, self.queues.claims, self.settler, settings)
+        remote_claims = RemoteClaims(self.hub, self.queues.claims, self.settler, settings)
         self.services = Services(
             settings,
             self.database,

@@ -25,8 +25,6 @@ from app.loops.alarm import Alarm
 from app.loops.batcher import Batcher
 from app.store.changes import Changes
 from app.store.claims import Claimant, Claims
-from app.store.database import Database
-from app.store.heads import heads_of
 from app.store.job import LeasedJob
 from app.store.remembered import Remembered
 from app.store.settle import Settlement
@@ -66,10 +64,7 @@ class Claimer:
 
 
 class RemoteClaims:
-    def __init__(
-        self, database: Database, hub: Hub, claims: Claims, settler: Settler, settings: Settings
-    ) -> None:
-        self._database = database
+    def __init__(self, hub: Hub, claims: Claims, settler: Settler, settings: Settings) -> None:
         self._hub = hub
         self._claims = claims
         self._settler = settler
@@ -224,7 +219,7 @@ class RemoteClaims:
     async def _claim(self, queue: str, lanes: Lanes, claimants: Sequence[Claimant]) -> list[Jobs | Exception]:
         if isinstance(lanes, AnyLane):
             # Looked up each time: what there is to run is not known in advance.
-            found = await heads_of(self._database, [queue])
+            found = await self._claims.heads([queue])
             names = [head.lane for head in found if worker_tenant(head.lane) == lanes.tenant]
         else:
             names = list(lanes)

@@ -22,7 +22,7 @@ from app.loops.loop import Loop
 from app.store.changes import Changes
 from app.store.claims import Claimant
 from app.store.database import Database
-from app.store.heads import Head, HeadsWalk, heads_of
+from app.store.heads import Head, HeadsWalk
 from app.store.job import ClaimedJob
 from app.store.targets import park, record_resident
 from app.targets.affinity import affinity_of, choose
@@ -115,7 +115,7 @@ class TargetDispatcher(Loop):
         if polling:
             self._looked = now
             self._queues.update(head.queue for head in await self._walk.next_page() if is_llm_lane(head.lane))
-        waiting = [head for head in await heads_of(self._database, self._queues) if is_llm_lane(head.lane)]
+        waiting = [head for head in await self._worker.claims.heads(self._queues) if is_llm_lane(head.lane)]
         self._queues = {head.queue for head in waiting}
         self._backlog = bool(waiting)
         if not waiting:

@@ -8,7 +8,7 @@ import math
 import secrets
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -19,6 +19,7 @@ from app.store import fair, limits
 from app.store.changes import Changes
 from app.store.database import Database, Runner
 from app.store.effects import OUTBOX, logged
+from app.store.heads import Head, heads_of
 from app.store.history import line
 from app.store.job import ClaimedJob, LeasedJob
 from app.store.live import HELD, enter_run
@@ -296,6 +297,10 @@ class Claims:
             ends = time.monotonic() + (FULL_SECONDS if seconds is None else seconds)
             self._closed.put(rules.name, (reason, ends))
         return claimed
+
+    async def heads(self, queues: Collection[str]) -> list[Head]:
+        """The head of every lane that has claimable work in these queues; from where claims would begin."""
+        return await heads_of(self._database, queues, self._low_water)
 
     def lease_seconds(self, queue: str, default: float) -> float:
         """The queue's own lease, for claimers that name none."""

@@ -1,5 +1,6 @@
 """What there is to claim: the next job of every lane, without reading the others."""
 
+import itertools
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -7,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from app.store.database import Database
+from app.store.low_water import LowWater
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,31 +71,63 @@ class HeadsWalk:
         return [_head(row) for row in rows if not row["paused"]]
 
 
-# The same within these queues only.
-HEADS_OF = """
-SELECT asked.queue, head.lane, head.rank, head.ready_at, head.id,
-       date_part('epoch', now() - head.ready_at) AS waited_seconds
-FROM unnest($1::text[]) AS asked (queue) CROSS JOIN LATERAL (
-    WITH RECURSIVE heads AS (
-        (SELECT lane, rank, ready_at, id FROM queued
-         WHERE queue = asked.queue AND ready_at IS NOT NULL AND lane > ''
-         ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1)
-        UNION ALL
-        SELECT following.* FROM heads CROSS JOIN LATERAL (
+# The same within these queues only. Lanes that are known are looked at from their marks on, range of ranks by range, best
+# first; others are searched for in the gaps between them, by a loose scan (see fair.py, which does the same).
+_NEXT = """
             SELECT lane, rank, ready_at, id FROM queued
-            WHERE queue = asked.queue AND ready_at IS NOT NULL AND lane > heads.lane
-            ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1
-        ) AS following
-    )
-    SELECT * FROM heads
-) AS head
-WHERE NOT EXISTS (SELECT 1 FROM queues WHERE name = asked.queue AND paused_at IS NOT NULL)
+            WHERE queue = gap.queue AND ready_at IS NOT NULL AND lane > {after} AND lane < gap.to_lane
+            ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1"""
+HEADS_OF = f"""
+WITH spans AS MATERIALIZED (
+    SELECT * FROM unnest($1::text[], $2::text[], $3::smallint[], $4::smallint[], $5::timestamptz[])
+        WITH ORDINALITY AS span (queue, lane, low, high, mark, position)
+)
+, found AS (
+    (SELECT DISTINCT ON (span.queue, span.lane) span.queue, span.lane, head.rank, head.ready_at, head.id
+     FROM spans AS span CROSS JOIN LATERAL (
+        SELECT rank, ready_at, id FROM queued
+        WHERE queue = span.queue AND lane = span.lane AND ready_at IS NOT NULL
+          AND rank BETWEEN span.low AND span.high AND ready_at >= span.mark
+        ORDER BY rank DESC, ready_at, id LIMIT 1
+     ) AS head
+     ORDER BY span.queue, span.lane, span.position)
+    UNION ALL
+    SELECT gap.queue, head.lane, head.rank, head.ready_at, head.id
+    FROM unnest($6::text[], $7::text[], $8::text[]) AS gap (queue, from_lane, to_lane) CROSS JOIN LATERAL (
+        WITH RECURSIVE heads AS (
+            (SELECT first.* FROM ({_NEXT.format(after="gap.from_lane")}) AS first)
+            UNION ALL
+            SELECT following.* FROM heads CROSS JOIN LATERAL ({_NEXT.format(after="heads.lane")}
+            ) AS following
+        )
+        SELECT * FROM heads
+    ) AS head
+)
+SELECT found.*, date_part('epoch', now() - found.ready_at) AS waited_seconds FROM found
+WHERE NOT EXISTS (SELECT 1 FROM queues WHERE name = found.queue AND paused_at IS NOT NULL)
 """
+# Behind the name of every lane.
+LAST_LANE = "\U0010ffff"
 
 
-async def heads_of(database: Database, queues: Collection[str]) -> list[Head]:
+async def heads_of(
+    database: Database, queues: Collection[str], low_water: LowWater | None = None
+) -> list[Head]:
     """The head of every lane that has claimable work in these queues, unless they are paused."""
-    return [_head(row) for row in await database.fetch(HEADS_OF, list(queues))]
+    marks = LowWater() if low_water is None else low_water
+    spans: list[tuple[object, ...]] = []
+    gaps: list[tuple[str, str, str]] = []
+    for queue, lanes in marks.lanes(queues).items():
+        for lane in lanes:
+            ranges = marks.ranges(queue, [lane])
+            spans += [(queue, lane, each.low, each.high, each.mark) for each in ranges]
+        gaps += [(queue, *ends) for ends in itertools.pairwise(["", *lanes, LAST_LANE])]
+    rows = await database.fetch(
+        HEADS_OF,
+        *([each[n] for each in spans] for n in range(5)),
+        *([each[n] for each in gaps] for n in range(3)),
+    )
+    return [_head(row) for row in rows]
 
 
 def _head(row: Any) -> Head:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -63,6 +63,14 @@ class LowWater:
             ranges += [RankRange(lane, rank, rank, marks[lane].mark(rank)) for lane in lanes]
             above = rank - 1
         return [*ranges, *(RankRange(lane, LOWEST, above, THE_BEGINNING) for lane in lanes)]
+
+    def lanes(self, queues: Collection[str]) -> dict[str, list[str]]:
+        """The lanes of these queues of which something is known, in order."""
+        known: dict[str, list[str]] = {queue: [] for queue in queues}
+        for queue, lane in self._marks:
+            if queue in known:
+                known[queue].append(lane)
+        return {queue: sorted(lanes) for queue, lanes in known.items()}
 
     def learn(
         self,

@@ -150,7 +150,7 @@ async def test_of_many_jobs_another_process_hears_that_they_are_many(
 async def test_a_claim_is_told_with_its_jobs_and_their_webhooks(database: Database) -> None:
     hub = Hub(database, None, 3600)
     claims = Claims(database, QueueBook(database))
-    desk = RemoteClaims(database, hub, claims, Settler(database, hub), Settings(lease_seconds=30))
+    desk = RemoteClaims(hub, claims, Settler(database, hub), Settings(lease_seconds=30))
     plain, hooked = await put_one(database), await put_one(database, webhook_url=URL)
     mine = Listening(hub)
     before = CLAIMED._value.get()

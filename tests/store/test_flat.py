@@ -101,6 +101,19 @@ async def test_promotion(database: Database) -> None:
 
 
 @pytest.mark.usefixtures("held_open")
+async def test_the_heads_of_a_queue(database: Database) -> None:
+    claims = Claims(database)
+
+    async def look() -> None:
+        await put(database, *(job() for _ in range(SIZE)))
+        [head] = await claims.heads(["default"])
+        assert (head.queue, head.lane) == ("default", "noop")
+        await run_all(database, claims, "default")
+
+    await is_flat(database, look, "queued_claimable")
+
+
+@pytest.mark.usefixtures("held_open")
 async def test_a_sweep(database: Database) -> None:
     claims = Claims(database)
     watchfulness = sweep.Watchfulness(5, 0)
@@ -111,6 +124,19 @@ async def test_a_sweep(database: Database) -> None:
         assert await sweep.sweep(database, cancel_grace_seconds=10, watchfulness=watchfulness)
 
     await is_flat(database, look, "running_pkey")
+
+
+async def test_heads_are_found_in_known_lanes_and_between_them(database: Database) -> None:
+    claims = Claims(database)
+    await put(database, *(job(lane=lane) for lane in ("b", "b", "d", "d")))
+    await claims.claim("default", ["b", "d"], [Claimant("w", 2, 30)])
+    await put(
+        database, job(lane="a"), job(lane="c"), job(lane="é"), job(lane="b", priority=9), job(queue="other")
+    )
+    found = sorted((head.lane, head.rank) for head in await claims.heads(["default"]))
+    assert found == [("a", 0), ("b", 18), ("c", 0), ("d", 0), ("é", 0)]
+    assert [head.lane for head in await claims.heads(["other", "none"])] == ["noop"]
+    assert await claims.heads([]) == []
 
 
 async def test_what_jobs_that_were_removed_by_hand_left_behind_is_swept_up(database: Database) -> None:

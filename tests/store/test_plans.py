@@ -18,7 +18,7 @@ from app.embedded import EmbeddedPostgres
 from app.jobs.ids import id_floor
 from app.store.claims import Claimant, Claims
 from app.store.database import IN_ORDER, INVERTED, PLANNING, Database
-from app.store.heads import HEADS, HEADS_OF
+from app.store.heads import HEADS, HEADS_OF, LAST_LANE
 from app.store.job import ClaimedJob
 from app.store.low_water import THE_BEGINNING
 from app.store.promote import HOLD_CROWD, HOLD_DUE, NEXT_DUE
@@ -208,7 +208,22 @@ async def test_a_claim_over_several_lanes_and_bands_stays_in_the_index(filled: s
         # 15 lanes with work among 270,000 rows.
         (HEADS, ("", "", 5000), 15),
         (HEADS, ("", "", 5), 5),
-        (HEADS_OF, (["q1", "q2"],), 6),
+        # Nothing known of two queues; and a lane of one known, with what lies before and behind it.
+        (HEADS_OF, ([], [], [], [], [], ["q1", "q2"], ["", ""], [LAST_LANE] * 2), 6),
+        (
+            HEADS_OF,
+            (
+                ["q1"],
+                ["llm|||b"],
+                [-200],
+                [201],
+                [THE_BEGINNING],
+                ["q1", "q1"],
+                ["", "llm|||b"],
+                ["llm|||b", LAST_LANE],
+            ),
+            3,
+        ),
     ],
 )
 async def test_the_heads_are_found_by_one_probe_per_lane(
