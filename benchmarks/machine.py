@@ -22,7 +22,7 @@ async def describe(dsn: str) -> dict[str, Any]:
             "cpus": os.cpu_count(),
             "processor": _processor(),
             "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
-            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "system": f"{platform.system()} {_version()} {platform.machine()}",
             "python": platform.python_version(),
             "postgres": await _postgres_version(dsn),
             # What else went on: over the last 15 minutes there is more in it than our own run.
@@ -30,6 +30,11 @@ async def describe(dsn: str) -> dict[str, Any]:
         },
         "peers": {peer.name: peer.packages.version() for peer in EVERYONE},
     }
+
+
+def _version() -> str:
+    """Of the kernel, without what its builder calls it."""
+    return ".".join(platform.release().split(".")[:2])
 
 
 def _commit() -> str:
