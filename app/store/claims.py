@@ -255,8 +255,8 @@ class Claims:
         """The same in a queue with fair_by: best priority first, then each value in turn."""
         queue, lanes, beyond, began = asked.queue, asked.lanes, fair.FIRST, time.monotonic()
         gaps = arrays(self._turns.gaps(queue, lanes), *fair.Gap.__slots__)
-        for spot in await runner.fetch(fair.NEW_SPOTS, queue, *gaps, fair.MAX_VALUES):
-            self._turns.found(queue, spot["lane"], (spot["turned"], spot["fair_value"]))
+        new = await runner.fetch(fair.NEW_SPOTS, queue, *gaps, fair.MAX_VALUES)
+        self._turns.found(queue, [(spot["lane"], (spot["turned"], spot["fair_value"])) for spot in new])
         claimed: list[Claimed] = []
         for _ in range(fair.MAX_ROUNDS):
             places = self._turns.places(queue, lanes, beyond)

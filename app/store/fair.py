@@ -145,16 +145,24 @@ class Turns:
             known = self._of(queue, lane)
             if time.monotonic() - known.renewed > max(MARK_SECONDS, RESCAN_SHARE * known.seconds):
                 known.renewed = time.monotonic()
-                known.marks = dict.fromkeys(known.marks, THE_BEGINNING)
-            ends = [(FIRST, ""), *sorted(known.marks), (LAST, "")]
+                # Where not all are remembered, only those that have work are worth it.
+                kept = known.marks if len(known.marks) < MAX_VALUES else ()
+                known.marks = dict.fromkeys(kept, THE_BEGINNING)
+            # One gap begins right behind the value that was served last: whose turn comes next is found first.
+            behind = {(turned, known.served + "\x01") for turned, _ in known.marks}
+            ends = [(FIRST, ""), *sorted(behind.union(known.marks)), (LAST, "")]
             found += [Gap(lane, *begin, *end) for begin, end in itertools.pairwise(ends)]
         return found
 
-    def found(self, queue: str, lane: str, spot: Spot) -> None:
-        marks = self._of(queue, lane).marks
-        marks[spot] = THE_BEGINNING
-        if len(marks) > MAX_VALUES:
-            del marks[next(iter(marks))]
+    def found(self, queue: str, spots: Sequence[tuple[str, Spot]]) -> None:
+        """Places, each with its lane. Of too many, those of the best rank are kept whose turn comes soonest."""
+        for lane, spot in spots:
+            self._of(queue, lane).marks[spot] = THE_BEGINNING
+        for lane in {lane for lane, _ in spots}:
+            known = self._of(queue, lane)
+            if len(known.marks) > MAX_VALUES:
+                soonest = sorted(known.marks, key=lambda spot: (spot[0], spot[1] <= known.served, spot[1]))
+                known.marks = {spot: known.marks[spot] for spot in soonest[:MAX_VALUES]}
 
     def places(self, queue: str, lanes: Sequence[str], beyond: int) -> list[Place]:
         """The known places with a rank beyond this one, in turn: those after the one that was served last come first."""

@@ -154,3 +154,18 @@ def test_a_look_begins_at_the_beginning_where_nothing_is_known() -> None:
     watchfulness = sweep.Watchfulness(5, 0)
     now = datetime(2026, 1, 1, tzinfo=UTC)
     assert watchfulness.oldest_run(now) is low_water.THE_BEGINNING
+
+
+async def test_a_fair_queue_with_more_values_than_are_remembered_serves_each_in_its_turn(
+    database: Database,
+) -> None:
+    values = [f"u{n:04}" for n in range(1_300)]
+    claims = await claims_of(database, fair_by="user")
+    for _ in range(2):
+        await put(database, *(job(queue="ruled", fair_value=each) for each in values))
+    served: list[str] = []
+    while claimed := (await claims.claim("ruled", ["noop"], [Claimant("w", 64, 30)])).answers:
+        served += [each.fair_value or "" for each in claimed]
+    assert sorted(served) == sorted(2 * values)
+    # Nobody has had both turns while many others had none.
+    assert len(set(served[: len(values)])) > 0.95 * len(values)
