@@ -106,6 +106,8 @@ WITH spans AS MATERIALIZED (
 SELECT found.*, date_part('epoch', now() - found.ready_at) AS waited_seconds FROM found
 WHERE NOT EXISTS (SELECT 1 FROM queues WHERE name = found.queue AND paused_at IS NOT NULL)
 """
+# A look at more known lanes than this costs more than to search for them all.
+MAX_KNOWN = 500
 # Behind the name of every lane.
 LAST_LANE = "\U0010ffff"
 
@@ -117,7 +119,8 @@ async def heads_of(
     marks = LowWater() if low_water is None else low_water
     spans: list[tuple[object, ...]] = []
     gaps: list[tuple[str, str, str]] = []
-    for queue, lanes in marks.lanes(queues).items():
+    for queue, known in marks.lanes(queues).items():
+        lanes = known if len(known) <= MAX_KNOWN else []
         for lane in lanes:
             ranges = marks.ranges(queue, [lane])
             spans += [(queue, lane, each.low, each.high, each.mark) for each in ranges]
