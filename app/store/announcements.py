@@ -94,7 +94,7 @@ WITH horizon AS MATERIALIZED ({_HORIZON})
 SELECT horizon.xid AS horizon, {_COLUMNS}
 FROM horizon
 LEFT JOIN written w ON w.xid > $1::bigint OR w.position > $2::bigint
-LEFT JOIN jobs j ON j.id = w.job_id
+LEFT JOIN LATERAL (SELECT * FROM jobs WHERE id = w.job_id LIMIT 1) AS j ON true
 LEFT JOIN LATERAL (
     SELECT *, coalesce(octet_length(data) > {MAX_DATA_BYTES}, false) AS data_is_cut
     FROM (

@@ -12,6 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
+from msgspec import Struct
+
 from app.errors import Unavailable
 from app.jobs.queue_settings import QueueRules
 from app.jobs.states import Verb
@@ -26,7 +28,7 @@ from app.store.live import HELD, enter_run
 from app.store.low_water import LowWater
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
-from app.store.rows import arrays, as_rows, columns
+from app.store.rows import arrays, as_rows, columns, looked_up
 from app.telemetry import CLAIMED, SETTLEMENTS
 
 # The order of the ranges is the array's order, and the LIMITs make the walk lazy: rows beyond the limit are
@@ -64,8 +66,16 @@ _ASSIGNED = """
 """
 
 
-def _claiming(*, starts: bool) -> str:
-    """What is done with the jobs that are due. `starts`: → working in the same commit, each edge with its event."""
+# What a claimed job's rows elsewhere are made of, beside all that its claimer is told.
+_BESIDE = ("worker", "runs_on", "concurrency_key", "deadline", "webhook_events")
+
+
+def _claiming(row: type[Struct], *, starts: bool = False) -> str:
+    """What is done with the jobs that are due, and told of them. `starts`: → working in the same commit, each edge with
+    its event."""
+    made = {"started": str(starts).lower(), "stored_artifacts": "NULL::text"}
+    # No more than is needed of a wide row: what is returned is copied.
+    needed = dict.fromkeys((*row.__struct_fields__, *_BESIDE)).keys() - made
     data = """'{"attempt":' || (j.attempt + 1) || ',"worker":' || to_json(assigned.worker) || '}'"""
     lines = line("(j.seq + 1)", "claim", data) + (" || " + line("(j.seq + 2)", "start") if starts else "")
     told = "id, {seq} AS seq, '{state}' AS type, '{state}' AS state, webhook_url, webhook_events, logs_itself"
@@ -87,8 +97,8 @@ def _claiming(*, starts: bool) -> str:
         queued_seconds = j.queued_seconds + greatest(0, date_part('epoch', statement_timestamp() - j.entered_at)),
         entered_at = statement_timestamp(), updated_at = statement_timestamp(),
         history = CASE WHEN assigned.logs_itself THEN j.history || {lines} ELSE j.history END
-    FROM assigned WHERE j.id = assigned.id
-    RETURNING j.*, assigned.logs_itself
+    FROM assigned WHERE {looked_up("j.id", "assigned.id")}
+    RETURNING {", ".join(f"j.{each}" for each in sorted(needed))}, assigned.logs_itself
 )
 , moved AS (
     SELECT {loading}, 'claim' AS verb, CASE WHEN NOT logs_itself
@@ -100,21 +110,19 @@ def _claiming(*, starts: bool) -> str:
         + enter_run("claimed")
         + logged("moved WHERE NOT logs_itself")
         + OUTBOX
+        + f"SELECT {columns(row, **made, seq='seq - 1' if starts else 'seq')} FROM claimed ORDER BY rank DESC, ready_at, id"
     )
 
 
-_CLAIM_DUE = _claiming(starts=False)
-_START_DUE = _claiming(starts=True)
-_IN_ORDER = "FROM claimed ORDER BY rank DESC, ready_at, id"
-_TO_RUN = f"SELECT {columns(ClaimedJob, started='false')} {_IN_ORDER}"
-_RUNNING = f"SELECT {columns(ClaimedJob, seq='seq - 1', started='true')} {_IN_ORDER}"
-_WHOLE = f"SELECT {columns(LeasedJob, stored_artifacts='NULL::text')} {_IN_ORDER}"
-CLAIM_TO_RUN = _DUE + _CLAIM_DUE + _TO_RUN
-CLAIM_WHOLE = _DUE + _CLAIM_DUE + _WHOLE
-CLAIM_AND_START = _DUE + _START_DUE + _RUNNING
-CLAIM_FAIRLY_TO_RUN = fair.DUE + _CLAIM_DUE + _TO_RUN
-CLAIM_FAIRLY = fair.DUE + _CLAIM_DUE + _WHOLE
-CLAIM_FAIRLY_AND_START = fair.DUE + _START_DUE + _RUNNING
+_TO_RUN = _claiming(ClaimedJob)
+_STARTED = _claiming(ClaimedJob, starts=True)
+_WHOLE = _claiming(LeasedJob)
+CLAIM_TO_RUN = _DUE + _TO_RUN
+CLAIM_AND_START = _DUE + _STARTED
+CLAIM_WHOLE = _DUE + _WHOLE
+CLAIM_FAIRLY_TO_RUN = fair.DUE + _TO_RUN
+CLAIM_FAIRLY_AND_START = fair.DUE + _STARTED
+CLAIM_FAIRLY = fair.DUE + _WHOLE
 # By how much of the jobs is wanted, and whether they start.
 _PLAIN: dict[tuple[type[Any], bool], str] = {
     (ClaimedJob, False): CLAIM_TO_RUN,

@@ -7,6 +7,7 @@ from app.store.changes import Changes
 from app.store.database import Database, Runner
 from app.store.effects import ALL_IT_OWNED, MOVED, moved
 from app.store.live import end, enter_queue_again, leave_queue, move_held
+from app.store.rows import looked_up
 from app.store.tallies import tally
 from app.store.usage import booking
 
@@ -162,7 +163,7 @@ async def dismiss(database: Runner, job_ids: Sequence[str], tenant: str) -> Chan
 
 
 DELETE = (
-    """
+    f"""
 WITH gone AS (
     DELETE FROM jobs WHERE id = ANY ($1::text[]) AND completed_at IS NOT NULL
     RETURNING id, queue, state, created_at, updated_at, has_dependents, tenant, model, completed_at, usage,
@@ -171,13 +172,13 @@ WITH gone AS (
 , outcomes AS (
     -- Those who wait for it may not have been told yet: whoever ended it may have died before.
     UPDATE dependencies SET outcome = gone.state FROM gone
-    WHERE dependencies.depends_on = gone.id AND gone.has_dependents AND dependencies.job_id <> ALL ($1::text[])
+    WHERE {looked_up("dependencies.depends_on", "gone.id")} AND gone.has_dependents AND dependencies.job_id <> ALL ($1::text[])
 )
-, dependencies_gone AS (DELETE FROM dependencies USING gone WHERE dependencies.job_id = gone.id)
+, dependencies_gone AS (DELETE FROM dependencies WHERE job_id = ANY (ARRAY(SELECT id FROM gone)))
 , unbooked AS (
     SELECT tenant, model, completed_at, usage FROM gone WHERE usage IS NOT NULL AND NOT usage_booked
 )
-, unbooked_gone AS (DELETE FROM unbooked_usage USING gone WHERE unbooked_usage.id = gone.id AND NOT gone.usage_booked)
+, unbooked_gone AS (DELETE FROM unbooked_usage WHERE id = ANY (ARRAY(SELECT id FROM gone WHERE NOT usage_booked)))
 """
     # What a job used stays in the ledger, however soon it is deleted.
     + booking("unbooked")

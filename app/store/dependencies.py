@@ -15,6 +15,7 @@ from app.store.changes import Changes
 from app.store.control import cancel
 from app.store.database import Database, Runner
 from app.store.live import moved_in_queue
+from app.store.rows import looked_up
 from app.telemetry import GATES_PASSED
 
 GATE = "waiting_for"
@@ -45,9 +46,9 @@ WHERE job.id IS NULL OR job.completed_at IS NOT NULL
 """
 # Those who wait for the same job are handled one after the other, so that the last one sees that it is the last.
 HOLD = "SELECT id, tenant, gate, state, on_dependency_failure FROM jobs WHERE id = ANY ($1::text[]) ORDER BY id FOR UPDATE"
-FORGET = """
-DELETE FROM dependencies USING unnest($1::text[], $2::text[]) AS ended (job_id, depends_on)
-WHERE dependencies.job_id = ended.job_id AND dependencies.depends_on = ended.depends_on
+FORGET = f"""
+DELETE FROM dependencies AS d USING unnest($1::text[], $2::text[]) AS ended (job_id, depends_on)
+WHERE {looked_up("(d.job_id, d.depends_on)", "(ended.job_id, ended.depends_on)")}
 """
 # Through this gate, and on to the next: time, then the key.
 LET_THROUGH = (
@@ -58,7 +59,7 @@ WITH through AS (
         gate = CASE WHEN run_at <= now() AND concurrency_key IS NOT NULL THEN 'key' END,
         reason = CASE WHEN run_at > now() THEN 'scheduled' WHEN concurrency_key IS NOT NULL THEN 'key_busy' END
     WHERE id = ANY ($1::text[]) AND state = 'queued' AND gate = 'waiting_for'
-      AND NOT EXISTS (SELECT 1 FROM dependencies WHERE job_id = jobs.id)
+      AND (SELECT true FROM dependencies WHERE job_id = jobs.id LIMIT 1) IS NULL
     RETURNING jobs.*
 )
 """

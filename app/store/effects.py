@@ -6,6 +6,8 @@ of whole rows. Where the job's own row has taken the event (see history.py), it 
 them `gone (id, created_at, updated_at)` and appends ALL_IT_OWNED.
 """
 
+from app.store.rows import looked_up
+
 # What `Changes.moved` needs to know of each job that a statement moved.
 MOVED = "id, state, queue, lane, concurrency_key AS key, has_dependents, ready_at IS NOT NULL AS ready"
 
@@ -60,18 +62,16 @@ def moved(rows: str, *, verb: str, data: str = "NULL", kind: str = "state") -> s
 
 # Chatter is found by its day; an hour on either side is for clocks that differ after a failover. The bytes
 # of artifacts that lie elsewhere are thrown into the trash, which the janitor empties.
-ALL_IT_OWNED = """
-, endings_gone AS (DELETE FROM endings USING gone WHERE endings.id = gone.id)
-, events_gone AS (DELETE FROM events USING gone WHERE events.job_id = gone.id)
+ALL_IT_OWNED = f"""
+, endings_gone AS (DELETE FROM endings WHERE id = ANY (ARRAY(SELECT id FROM gone)))
+, events_gone AS (DELETE FROM events WHERE job_id = ANY (ARRAY(SELECT id FROM gone)))
 , chatter_gone AS (
     DELETE FROM chatter USING gone
-    WHERE chatter.job_id = gone.id
+    WHERE {looked_up("chatter.job_id", "gone.id")}
       AND chatter.at BETWEEN gone.created_at - interval '1 hour' AND gone.updated_at + interval '1 hour'
 )
-, deliveries_gone AS (DELETE FROM deliveries USING gone WHERE deliveries.job_id = gone.id)
-, artifacts_gone AS (
-    DELETE FROM artifacts USING gone WHERE artifacts.job_id = gone.id RETURNING artifacts.location
-)
+, deliveries_gone AS (DELETE FROM deliveries WHERE job_id = ANY (ARRAY(SELECT id FROM gone)))
+, artifacts_gone AS (DELETE FROM artifacts WHERE job_id = ANY (ARRAY(SELECT id FROM gone)) RETURNING location)
 , trashed AS (
     INSERT INTO artifact_trash (location) SELECT location FROM artifacts_gone WHERE location IS NOT NULL
     ON CONFLICT DO NOTHING

@@ -19,7 +19,7 @@ from app.jobs.states import TERMINAL
 from app.jobs.submission import NewJob
 from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.effects import OUTBOX
+from app.store.effects import ANNOUNCED, OUTBOX
 from app.store.history import line
 from app.store.idempotency import Receipt, Submission, first_answers, just_expired
 from app.store.live import ENTER_QUEUE
@@ -171,41 +171,42 @@ STORED = {
 
 # A job's run_at may lie in the past (then it is ready at once) or ahead (then the promoter readies it). The gates
 # stand in this order: other jobs, time, the key. What is not due yet does not stand in line for its key.
-_ENQUEUE = (
-    """
+_ENQUEUE = """
 WITH input AS (
     SELECT *, coalesce(run_at, now() + delay_seconds * interval '1 second', now()) AS due_at FROM ({input}) AS input
 )
-, keys AS (
-    INSERT INTO idempotency_keys (tenant, key, fingerprint, job_ids)
-    SELECT tenant, key, fingerprint, job_ids FROM input WHERE key IS NOT NULL
-    -- In one order everywhere: two batches with the same keys wait for each other, but never in a circle.
-    ORDER BY tenant, key
-    ON CONFLICT DO NOTHING
-    RETURNING left(job_ids, 26) AS owner
-)
+{keys}
 , moved AS (
     INSERT INTO jobs ({stored})
     SELECT {values}
     FROM input
-    WHERE owner IS NULL OR owner IN (SELECT owner FROM keys)
+    {unrepeated}
     RETURNING id, seq, state AS type, state, webhook_url, webhook_events, queue, lane, rank, ready_at, run_at, gate,
         concurrency_key, fair_value, deadline
 )
 , entered_queue AS (
-    """
-    + ENTER_QUEUE
-    + """
+    {enter_queue}
+)
+{outbox}
+SELECT id FROM moved
+"""
+# In one order everywhere: two batches with the same keys wait for each other, but never in a circle.
+_KEYS = """
+, keys AS (
+    INSERT INTO idempotency_keys (tenant, key, fingerprint, job_ids)
+    SELECT tenant, key, fingerprint, job_ids FROM input WHERE key IS NOT NULL
+    ORDER BY tenant, key
+    ON CONFLICT DO NOTHING
+    RETURNING left(job_ids, 26) AS owner
 )
 """
-    + OUTBOX
-    + "SELECT id FROM moved"
-)
+_UNREPEATED = "WHERE owner IS NULL OR owner IN (SELECT owner FROM keys)"
 
 
 @cache
 def enqueue_statement(used: tuple[int, ...], *, one_place: bool = False) -> str:
-    """The statement for a batch that uses these inputs. Arrays cost their encoding, even full of NULLs."""
+    """The statement for a batch that uses these inputs. Arrays cost their encoding, even full of NULLs; and each table
+    that a statement writes costs something, even if it writes nothing to it."""
     arrays, names, others = [], [], []
     for index, each in enumerate(INPUTS):
         if index not in used:
@@ -216,10 +217,17 @@ def enqueue_statement(used: tuple[int, ...], *, one_place: bool = False) -> str:
         else:
             arrays.append(f"${used.index(index) + 1}::{each.kind}[]")
             names.append(each.name)
+    has_keys, has_webhooks = (
+        any(INPUTS[index].name == name for index in used) for name in ("owner", "webhook_url")
+    )
     return _ENQUEUE.format(
         input=f"SELECT *, {', '.join(others)} FROM unnest({', '.join(arrays)}) AS sent ({', '.join(names)})",
+        keys=_KEYS if has_keys else "",
         stored=", ".join(STORED),
         values=", ".join(STORED.values()),
+        unrepeated=_UNREPEATED if has_keys else "",
+        enter_queue=ENTER_QUEUE,
+        outbox=OUTBOX if has_webhooks else ANNOUNCED,
     )
 
 

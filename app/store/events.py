@@ -17,7 +17,7 @@ from app.store.changes import Changes
 from app.store.database import Database, Runner
 from app.store.effects import ANNOUNCED, WEBHOOK_HOST
 from app.store.history import of_row
-from app.store.rows import arrays, columns
+from app.store.rows import arrays, columns, looked_up
 from app.telemetry import EVENTS_APPENDED
 
 THROTTLED_TYPES = ("progress", "output")
@@ -68,7 +68,7 @@ WITH input AS (
         SELECT id, max(seq) AS seq, (array_agg(progress ORDER BY seq DESC) FILTER (WHERE progress IS NOT NULL))[1] AS progress
         FROM accepted GROUP BY id
     ) AS last
-    WHERE j.id = last.id
+    WHERE {looked_up("j.id", "last.id")}
 )
 , logged AS (
     INSERT INTO events (job_id, seq, type, state, data, at)
@@ -169,7 +169,7 @@ READ = f"""
 SELECT w.position, j.tenant, j.kind, j.state AS job_state, j.seq AS job_seq, e.bytes, {columns(Event, "e")}
 FROM unnest($1::text[], $2::int[], $3::text[], $4::bool[], $5::int[], $6::int[])
     WITH ORDINALITY AS w (job_id, after, types, chatty, max_rows, max_bytes, position)
-JOIN jobs j ON j.id = w.job_id
+CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = w.job_id LIMIT 1) AS j
 LEFT JOIN LATERAL (
     SELECT page.*, octet_length(page.data) AS own,
            sum(coalesce(octet_length(page.data), 0)) OVER (ORDER BY page.seq) AS bytes

@@ -9,7 +9,7 @@ import msgspec
 from app.errors import IdempotencyMismatch, NotFound
 from app.jobs.submission import NewJob
 from app.store.database import Runner
-from app.store.rows import arrays
+from app.store.rows import arrays, looked_up
 
 
 class Submission(msgspec.Struct, gc=False):
@@ -66,7 +66,7 @@ def _another_request() -> IdempotencyMismatch:
 FIRST_ANSWERS = """
 SELECT i.position, k.fingerprint, k.job_ids
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS i (tenant, key, position)
-JOIN idempotency_keys k ON k.tenant = i.tenant AND k.key = i.key
+CROSS JOIN LATERAL (SELECT * FROM idempotency_keys WHERE tenant = i.tenant AND key = i.key LIMIT 1) AS k
 """
 STILL_THERE = "SELECT id FROM jobs WHERE id = ANY ($1::text[])"
 
@@ -179,13 +179,13 @@ class IdempotencyKeys:
         return replace(receipt, replayed=True) if isinstance(receipt, Receipt) else receipt
 
 
-KEEP_ANSWERS = """
+KEEP_ANSWERS = f"""
 UPDATE idempotency_keys AS k SET job_ids = kept.answers
 FROM unnest($1::text[], $2::text[], $3::text[]) AS kept (tenant, key, answers)
-WHERE k.tenant = kept.tenant AND k.key = kept.key
+WHERE {looked_up("(k.tenant, k.key)", "(kept.tenant, kept.key)")}
 """
 # Only the rows that this flush wrote: a mismatch leaves the older one as it is.
-GIVE_BACK_KEYS = """
+GIVE_BACK_KEYS = f"""
 DELETE FROM idempotency_keys AS k USING unnest($1::text[], $2::text[], $3::text[]) AS refused (tenant, key, first)
-WHERE k.tenant = refused.tenant AND k.key = refused.key AND left(k.job_ids, 26) = refused.first
+WHERE {looked_up("(k.tenant, k.key)", "(refused.tenant, refused.key)")} AND left(k.job_ids, 26) = refused.first
 """

@@ -88,6 +88,12 @@ def end(rows: str) -> str:
     SELECT id, queue, state, concurrency_key FROM {rows} WHERE state IN ({TROUBLED})
     ON CONFLICT (id) DO UPDATE SET state = excluded.state
 )
+""" + book(rows)
+
+
+def book(rows: str) -> str:
+    """For those whose usage may have to be booked: they have ended, and said how much it was."""
+    return f"""
 , to_be_booked AS (
     INSERT INTO unbooked_usage (id)
     SELECT id FROM {rows} WHERE usage IS NOT NULL AND NOT usage_booked AND completed_at IS NOT NULL

@@ -20,7 +20,7 @@ from app.store.changes import Changes
 from app.store.database import Database
 from app.store.history import of_row
 from app.store.low_water import THE_BEGINNING
-from app.store.rows import arrays, as_rows, columns, padded_arrays
+from app.store.rows import arrays, as_rows, columns, looked_up, padded_arrays
 
 # Followers of a delivery that backs off, moved out of the way by each claim beside what it claims.
 MAX_PUSHED = 100
@@ -98,8 +98,7 @@ LEFT JOIN LATERAL (
 
 def _is(held: str) -> str:
     """That `d` is the row which the statement holds under this name; only a look-up by key can find that out."""
-    key = f"({held}.job_id, {held}.seq)"
-    return f"(d.job_id, d.seq) >= {key} AND (d.job_id, d.seq) <= {key}"
+    return looked_up("(d.job_id, d.seq)", f"({held}.job_id, {held}.seq)")
 
 
 # Neither a lease nor the record of a try has to survive a crash of the database: without it the delivery is sent

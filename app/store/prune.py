@@ -34,8 +34,9 @@ ALL = ""
 
 ONE_AT_A_TIME = locks.try_lock(locks.PRUNE)
 
-# Compared as pairs, so that only the index of the queue has them in this order, and never the primary key.
-_OF_QUEUE = "(queue, id) > ($1, $2) AND (queue, id) < ($1, $3) ORDER BY queue, id"
+# Compared as pairs, so that only the index of the queue has them in this order, and never the primary key. (That the
+# queue is the one is said once more, or PostgreSQL would not see that the index has all of them.)
+_OF_QUEUE = "queue >= $1 AND (queue, id) > ($1, $2) AND (queue, id) < ($1, $3) ORDER BY queue, id"
 _OF_ALL = "id > $2 AND id < $3 ORDER BY id"
 # Who holds such a row is about to read it or to note something: it is found again on the next walk. What is kept for
 # no time at all, or is not named, is kept for ever.

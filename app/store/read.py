@@ -117,7 +117,7 @@ class Look:
     columns: tuple[str, ...]
     # Compared as rows, so that nothing but that index has the order; `{id}` is the id to begin or end with.
     values: str
-    # The words of a partial index, so that the planner knows it.
+    # Of which the condition of a partial index follows: that is more than the planner sees in a comparison of rows.
     words: str = "true"
     # Where that index is: of the jobs themselves, or of a small table that has only some of them.
     table: str = "jobs"
@@ -155,7 +155,7 @@ def look_through_state(state: State) -> Look:
         return Look(("id",), "{id}", table="queued")
     if state in RUNNING:
         return Look(("id",), "{id}", table="running")
-    return Look(("state", "id"), f"'{state}', {{id}}", table="endings")
+    return Look(("state", "id"), f"'{state}', {{id}}", f"state >= '{state}'", table="endings")
 
 
 def ways(wanted: Filter, arguments: list[object]) -> list[list[Look]]:
@@ -169,7 +169,7 @@ def ways(wanted: Filter, arguments: list[object]) -> list[list[Look]]:
         found.append(list(looks))
     if wanted.queue is not None:
         queue = 1 + arguments.index(wanted.queue)
-        found.append([Look(("queue", "id"), f"${queue}, {{id}}")])
+        found.append([Look(("queue", "id"), f"${queue}, {{id}}", f"queue >= ${queue}")])
     if wanted.model is not None:
         model = 1 + arguments.index(wanted.model)
         found.append([Look(("tenant", "model", "id"), f"$1, ${model}, {{id}}", "model IS NOT NULL")])
@@ -304,7 +304,8 @@ async def _list_by_metadata(database: Database, wanted: Filter, tenant: str, lim
 
 # A job that is gone has moved past everything: who waits for it is to find out.
 MOVED_PAST = """
-SELECT w.id FROM unnest($1::text[], $2::int[]) AS w (id, seen) LEFT JOIN jobs j ON j.id = w.id
+SELECT w.id FROM unnest($1::text[], $2::int[]) AS w (id, seen)
+LEFT JOIN LATERAL (SELECT seq FROM jobs WHERE id = w.id LIMIT 1) AS j ON true
 WHERE j.seq IS NULL OR j.seq > w.seen
 """
 

@@ -25,6 +25,16 @@ def columns(row: type[msgspec.Struct], alias: str | None = None, **instead: str)
     )
 
 
+def looked_up(names: str, values: str) -> str:
+    """That these columns (a name, or several in brackets) have those values of another part of the statement, as a range
+    of one: which only a look-up by their index can find out.
+
+    With `=` the planner may as well join by walking the whole table. While there are few rows that is even cheaper;
+    but plans are kept, until the rows are counted again, and then they may be millions.
+    """
+    return f"{names} >= {values} AND {names} <= {values}"
+
+
 def as_rows(row: type[Row], records: Iterable[Any]) -> list[Row]:
     """One of each record, whose columns are those of `columns`."""
     return [row(*record) for record in records]

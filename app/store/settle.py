@@ -5,7 +5,7 @@ Every one of them counts only with the current lease token. What comes late chan
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 
 from app.jobs.retry import DEFAULT_BACKOFF_SECONDS
@@ -14,18 +14,15 @@ from app.store.changes import Changes, Failure
 from app.store.database import Runner
 from app.store.effects import DELIVERIES, MOVED, OUTBOX, logged, moved
 from app.store.history import TAKES_EVENTS, line
-from app.store.live import stop
-from app.store.rows import padded_arrays
+from app.store.live import book, leave_run, stop
+from app.store.rows import looked_up, padded_arrays
 from app.store.tallies import tally
 from app.telemetry import EVENTS_APPENDED, SETTLEMENTS
 
 
 @dataclass(slots=True)
 class Settlement:
-    """One verb on one job. `error`, `result`, `usage` and `output` are JSON text.
-
-    SETTLE is sent the fields in this order, but for the last one, which only SETTLE_AND_SAY takes.
-    """
+    """One verb on one job. `error`, `result`, `usage` and `output` are JSON text."""
 
     job_id: str
     lease_token: str
@@ -71,30 +68,19 @@ SAID = """
 """
 
 
-# held → what becomes of each → jobs, events and outbox, in lock order of the ids. Only a running job has a
-# lease token. LATERAL with its LIMIT keeps the look-up on the primary key, whatever the planner believes: a
-# scan over the index of live jobs would wade through the dead entries of all that ran before.
-# What starts and what is done is written into the job's own history, all else into the log of events.
-# A worker that gives up on a job that was asked to stop has thereby confirmed the cancel.
-def _settling(*, says: bool) -> str:
-    """`says`: some of them have output to be written, too, which takes the seq before the verb's."""
+# What is sent of each Settlement; where all of them complete, that is less.
+_COMPLETION = ("job_id", "lease_token", "result", "usage", "fingerprint")
+_OTHERWISE = ("verb", "error", "delay_seconds", "reason", "jitter")
+_NUMBERS = ("delay_seconds", "jitter")
 
-    def saying(part: str) -> str:
-        return part if says else ""
 
-    next_seq = f"(j.seq + 1{saying(' + (h.output IS NOT NULL)::int')})"
-    return (
-        f"""
-WITH input AS (
-    SELECT * FROM unnest(
-        $1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::float8[], $7::text[], $8::text[], $9::float8[], $10::text[]{saying(", $12::text[]")}
-    ) AS input (id, token, verb, result, error, delay, reason, usage, jitter, fingerprint{saying(", output")})
-    ORDER BY id COLLATE "C"
-)
-, held AS (
-    SELECT
-        j.id, j.state AS was, j.logs_itself, input.verb, input.result, input.error, input.usage, input.fingerprint,
-        {saying("input.output,")}
+def _sent(*, completes: bool, says: bool) -> tuple[str, ...]:
+    return _COMPLETION + (() if completes else _OTHERWISE) + (("output",) if says else ())
+
+
+# Into which state, why, and after which delay. A worker that gives up on a job that was asked to stop has thereby
+# confirmed the cancel.
+_BECOMES = """,
         CASE
             WHEN input.verb = 'complete' THEN 'done'
             WHEN input.verb = 'start' THEN 'working'
@@ -108,59 +94,88 @@ WITH input AS (
                 THEN coalesce(j.cancel_reason, input.reason, 'cancel')
             WHEN input.verb = 'retry' AND j.attempt >= j.max_attempts THEN 'attempts_exhausted'
             ELSE coalesce(input.reason, input.verb)
-        END AS reason,
+        END AS why,
         CASE
             WHEN input.verb = 'retry' THEN coalesce(
-                input.delay,
-                (coalesce(j.backoff_seconds, $11::float8[]))[
-                    least(greatest(j.attempt, 1), cardinality(coalesce(j.backoff_seconds, $11::float8[])))
+                input.delay_seconds,
+                (coalesce(j.backoff_seconds, {backoff}))[
+                    least(greatest(j.attempt, 1), cardinality(coalesce(j.backoff_seconds, {backoff})))
                 ] * input.jitter
             )
-            ELSE coalesce(input.delay, 0)
+            ELSE coalesce(input.delay_seconds, 0)
         END AS delay
+"""
+
+
+# held → what becomes of each → jobs, events and outbox, in lock order of the ids. Only a running job has a
+# lease token. LATERAL with its LIMIT keeps the look-up on the primary key, whatever the planner believes: a
+# scan over the index of live jobs would wade through the dead entries of all that ran before.
+# What starts and what is done is written into the job's own history, all else into the log of events.
+def _settling(*, completes: bool, says: bool) -> str:
+    """`completes`: all of them do, as mostly, and what only the other verbs need is left out; PostgreSQL itself leaves
+    out of the CASEs what cannot be. `says`: some have output to be written, too, which takes the seq before the verb's.
+    """
+    sent = _sent(completes=completes, says=says)
+    arrays = [f"${n}::{'float8' if name in _NUMBERS else 'text'}[]" for n, name in enumerate(sent, 1)]
+    if completes:
+        decided, becomes, verb, why, error, delay = "", "'done'", "'complete'", "NULL", "NULL::text", "0"
+        ended = leave_run("settled") + book("settled")
+    else:
+        decided = _BECOMES.format(backoff=f"${len(sent) + 1}::float8[]")
+        becomes, verb, why, error, delay = "h.becomes", "h.verb", "h.why", "h.error", "h.delay"
+        ended = stop("settled")
+    said = " + (h.output IS NOT NULL)::int" if says else ""
+    next_seq = f"(j.seq + 1{said})"
+    return (
+        f"""
+WITH input AS (
+    SELECT * FROM unnest({", ".join(arrays)}) AS input ({", ".join(sent)}) ORDER BY job_id COLLATE "C"
+)
+, held AS (
+    SELECT j.id, j.state AS was, j.logs_itself, input.*{decided}
     FROM input CROSS JOIN LATERAL (
         SELECT id, state, attempt, max_attempts, backoff_seconds, cancel_requested_at, cancel_reason,
             {TAKES_EVENTS} AS logs_itself
         FROM jobs j
-        WHERE id = input.id AND lease_token = input.token LIMIT 1 FOR UPDATE
+        WHERE id = input.job_id AND lease_token = input.lease_token LIMIT 1 FOR UPDATE
     ) AS j
 )
 , settled AS (
     UPDATE jobs AS j SET
-        state = h.becomes,
-        reason = h.reason,
-        seq = j.seq + CASE WHEN h.becomes = 'done' AND h.was = 'loading' THEN 2 ELSE 1 END{saying(" + (h.output IS NOT NULL)::int")},
-        attempt = j.attempt - CASE WHEN h.becomes = 'queued' AND h.verb IN ('defer', 'release') THEN 1 ELSE 0 END,
-        deferrals = j.deferrals + CASE WHEN h.becomes = 'queued' AND h.verb = 'defer' THEN 1 ELSE 0 END,
+        state = {becomes},
+        reason = {why},
+        seq = j.seq + CASE WHEN {becomes} = 'done' AND h.was = 'loading' THEN 2 ELSE 1 END{said},
+        attempt = j.attempt - CASE WHEN {becomes} = 'queued' AND {verb} IN ('defer', 'release') THEN 1 ELSE 0 END,
+        deferrals = j.deferrals + CASE WHEN {becomes} = 'queued' AND {verb} = 'defer' THEN 1 ELSE 0 END,
         result = coalesce(h.result, j.result),
         usage = coalesce(h.usage, j.usage),
-        error = CASE WHEN h.becomes = 'done' THEN NULL ELSE coalesce(h.error, j.error) END,
-        run_at = CASE WHEN h.becomes = 'queued' THEN now() + h.delay * interval '1 second' ELSE j.run_at END,
-        ready_at = CASE WHEN h.becomes <> 'queued' THEN j.ready_at WHEN h.delay <= 0 THEN now() END,
-        completed_at = CASE WHEN h.becomes IN ({", ".join(f"'{state}'" for state in sorted(TERMINAL))}) THEN now() END,
-        lease_token = CASE WHEN h.becomes = 'working' THEN j.lease_token END,
-        lease_expires_at = CASE WHEN h.becomes = 'working' THEN j.lease_expires_at END,
-        attempt_expires_at = CASE WHEN h.becomes = 'working' THEN j.attempt_expires_at END,
-        settlement = coalesce(h.fingerprint || ' ' || h.becomes, j.settlement),
+        error = CASE WHEN {becomes} = 'done' THEN NULL ELSE coalesce({error}, j.error) END,
+        run_at = CASE WHEN {becomes} = 'queued' THEN now() + {delay} * interval '1 second' ELSE j.run_at END,
+        ready_at = CASE WHEN {becomes} <> 'queued' THEN j.ready_at WHEN {delay} <= 0 THEN now() END,
+        completed_at = CASE WHEN {becomes} IN ({", ".join(f"'{state}'" for state in sorted(TERMINAL))}) THEN now() END,
+        lease_token = CASE WHEN {becomes} = 'working' THEN j.lease_token END,
+        lease_expires_at = CASE WHEN {becomes} = 'working' THEN j.lease_expires_at END,
+        attempt_expires_at = CASE WHEN {becomes} = 'working' THEN j.attempt_expires_at END,
+        settlement = coalesce(h.fingerprint || ' ' || {becomes}, j.settlement),
         loading_seconds = j.loading_seconds
             + CASE WHEN h.was = 'loading' THEN date_part('epoch', now() - j.entered_at) ELSE 0 END,
         working_seconds = j.working_seconds
             + CASE WHEN h.was = 'working' THEN date_part('epoch', now() - j.entered_at) ELSE 0 END,
         entered_at = now(), updated_at = now(),
         history = CASE
-            WHEN NOT h.logs_itself OR h.becomes NOT IN ('working', 'done') THEN j.history
-            WHEN h.becomes = 'done' AND h.was = 'loading'
+            WHEN NOT h.logs_itself OR {becomes} NOT IN ('working', 'done') THEN j.history
+            WHEN {becomes} = 'done' AND h.was = 'loading'
                 THEN j.history || {line(next_seq, "start")} || {line(f"({next_seq} + 1)", "complete")}
-            WHEN h.becomes = 'done' THEN j.history || {line(next_seq, "complete")}
+            WHEN {becomes} = 'done' THEN j.history || {line(next_seq, "complete")}
             ELSE j.history || {line(next_seq, "start")}
         END
     FROM held h
-    WHERE j.id = h.id AND NOT (h.verb = 'start' AND h.was = 'working')
+    WHERE {looked_up("j.id", "h.id")} AND NOT ({verb} = 'start' AND h.was = 'working')
     RETURNING j.id, j.kind, j.seq, j.state, j.reason, j.attempt, j.worker, j.queue, j.lane, j.ready_at, j.webhook_url,
         j.webhook_events, j.run_at, j.concurrency_key, j.has_dependents, j.rank, j.gate, j.fair_value, j.deadline, j.usage,
-        j.usage_booked, j.completed_at, h.was, h.error,{saying(" h.output,")}
-        h.logs_itself AND h.becomes IN ('working', 'done') AS logged_itself,
-        CASE j.state WHEN 'cancelled' THEN 'cancel' WHEN 'failed' THEN 'fail' ELSE h.verb END AS verb
+        j.usage_booked, j.completed_at, h.was, {error} AS error,{" h.output," if says else ""}
+        h.logs_itself AND {becomes} IN ('working', 'done') AS logged_itself,
+        CASE {becomes} WHEN 'cancelled' THEN 'cancel' WHEN 'failed' THEN 'fail' ELSE {verb} END AS verb
 )
 , moved AS (
     SELECT id, seq - 1 AS seq, 'working' AS type, 'working' AS state, 'start' AS verb, NULL AS data, webhook_url,
@@ -176,33 +191,38 @@ WITH input AS (
     FROM settled
 )
 """
-        + stop("settled")
+        + ended
         + logged("moved WHERE NOT logged_itself")
         + (DELIVERIES + SAID if says else OUTBOX)
         + tally("settled")
         + f"""
 SELECT {MOVED}, kind, attempt FROM settled
 UNION ALL
-SELECT id, was, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM held WHERE verb = 'start' AND was = 'working'
+SELECT id, was, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM held h WHERE {verb} = 'start' AND was = 'working'
 """
     )
 
 
-SETTLE = _settling(says=False)
-SETTLE_AND_SAY = _settling(says=True)
-
-_SENT = [each.name for each in fields(Settlement) if each.name != "output"]
+SETTLE = _settling(completes=False, says=False)
+SETTLE_AND_SAY = _settling(completes=False, says=True)
+COMPLETE = _settling(completes=True, says=False)
+COMPLETE_AND_SAY = _settling(completes=True, says=True)
+# By whether all of them complete, and whether any says something.
+_STATEMENTS = {
+    (False, False): SETTLE,
+    (False, True): SETTLE_AND_SAY,
+    (True, False): COMPLETE,
+    (True, True): COMPLETE_AND_SAY,
+}
 _BACKOFF = list(DEFAULT_BACKOFF_SECONDS)
 
 
 async def settle(database: Runner, settlements: Sequence[Settlement]) -> Changes[Settled]:
     """Settle a batch in one commit, each on its own terms. At most one settlement per job."""
-    given = (*padded_arrays(settlements, *_SENT), _BACKOFF)
-    outputs = [each.output for each in settlements]
-    if any(outputs):
-        rows = await database.fetch(SETTLE_AND_SAY, *given, outputs)
-    else:
-        rows = await database.fetch(SETTLE, *given)
+    completes = all(each.verb is Verb.COMPLETE for each in settlements)
+    says = any(each.output for each in settlements)
+    given = padded_arrays(settlements, *_sent(completes=completes, says=says))
+    rows = await database.fetch(_STATEMENTS[completes, says], *given, *(() if completes else (_BACKOFF,)))
     changes: Changes[Settled] = Changes()
     answers: dict[str, Settled] = {}
     for row in rows:
@@ -257,7 +277,7 @@ async def _without_lease(
 
 # Not a transition: the state stays. It still gets the next seq, so the log tells what happened.
 NOTE_LATE = (
-    """
+    f"""
 WITH late AS (
     SELECT j.id, input.verb
     FROM (SELECT * FROM unnest($1::text[], $2::text[]) AS late (id, verb) ORDER BY id COLLATE "C") AS input
@@ -265,7 +285,7 @@ WITH late AS (
 )
 , noted AS (
     UPDATE jobs AS j SET seq = j.seq + 1, updated_at = now()
-    FROM late WHERE j.id = late.id
+    FROM late WHERE {looked_up("j.id", "late.id")}
     RETURNING j.id, j.seq, j.state, late.verb, j.webhook_url, j.webhook_events
 )
 """
@@ -299,7 +319,7 @@ class Lease:
 # Only columns without an index change, so the update stays on its page. Never past the attempt's end:
 # a worker that hangs but still breathes loses its lease by the same rule as one that died. Counted from the moment
 # at which the row's lock was got: somebody may have held it for longer than the lease lasts.
-HEARTBEAT = """
+HEARTBEAT = f"""
 WITH held AS (
     SELECT j.id, input.seconds
     FROM (
@@ -313,7 +333,7 @@ UPDATE jobs AS j SET
     lease_expires_at = least(
         clock_timestamp() + coalesce(held.seconds, j.lease_seconds, 30) * interval '1 second', j.attempt_expires_at
     )
-FROM held WHERE j.id = held.id
+FROM held WHERE {looked_up("j.id", "held.id")}
 RETURNING j.id, j.lease_token, j.lease_expires_at, j.cancel_requested_at IS NOT NULL AS cancel_requested, j.deadline
 """
 

@@ -192,7 +192,7 @@ def test_a_census_does_not_read_what_has_ended(filled: str) -> None:
     plan, _ = explain(filled, LOOK)
     assert not scans_jobs_whole(plan)
     used = {scan["Index Name"] for scan in scans(plan) if "Index Name" in scan}
-    assert used.isdisjoint({"jobs_by_queue", "endings_by_state"})
+    assert used.isdisjoint({"jobs_of_queue", "endings_of_state"})
     # The two that run are told apart by their own rows.
     by_id = [scan for scan in scans(plan) if scan.get("Index Name") == "jobs_pkey"]
     assert sum(scan["Actual Rows"] * scan["Actual Loops"] for scan in by_id) <= 2

@@ -11,9 +11,14 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 import app.store
+from app.jobs.states import Verb
 from app.store import fair, live
 from app.store.database import Database
+from app.store.settle import Settlement, settle
+from tests.store.making import claim, job, put
 
 GROWING = re.compile(
     r"jobs|queued|running|endings|unbooked_usage|events|deliveries|artifacts|artifact_chunks|idempotency_keys|dependencies|chatter.*"
@@ -52,6 +57,11 @@ CREATE FUNCTION explained(statement text) RETURNS json LANGUAGE plpgsql AS $$
 DECLARE plan json; BEGIN EXECUTE 'EXPLAIN (GENERIC_PLAN, FORMAT JSON) ' || statement INTO plan; RETURN plan; END $$
 """
 
+FIRST_COLUMNS = """
+SELECT i.indexrelid::regclass::text AS index, coalesce(a.attname, '') AS first
+FROM pg_index i LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+"""
+
 
 def statements() -> Iterator[tuple[str, str]]:
     """Every whole statement that stands in the store as a constant; what begins with _ or has blanks is a part."""
@@ -67,12 +77,13 @@ def statements() -> Iterator[tuple[str, str]]:
                     yield f"{module.name}.{name}", text
 
 
-def scans(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """(table, how it is looked up) of each node that reads a table; a bitmap is looked up by the nodes below it."""
+def scans(plan: dict[str, Any]) -> Iterator[tuple[str, str, str | None]]:
+    """(table, how it is looked up, by which index) of each node that reads a table; a bitmap is looked up by the nodes
+    below it."""
     if plan["Node Type"] != "ModifyTable" and "Relation Name" in plan:
         conditions = [plan.get("TID Cond") and "id = (its address)", plan.get("Index Cond")]
         conditions += [each.get("Index Cond") for each in _below(plan) if "Bitmap" in plan["Node Type"]]
-        yield plan["Relation Name"], " AND ".join(each for each in conditions if each)
+        yield plan["Relation Name"], " AND ".join(each for each in conditions if each), plan.get("Index Name")
     for each in plan.get("Plans", ()):
         yield from scans(each)
 
@@ -83,12 +94,30 @@ def _below(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _below(each)
 
 
-async def test_the_first_plans_go_by_index_from_few_rows_to_few_rows(database: Database) -> None:
+# Also when there are some: what is right for none, of which nothing is known, may be wrong for a few that were counted.
+# A plan made for them is kept until they are counted again, and by then they may be a million.
+@pytest.mark.parametrize("jobs", [0, 1, 60, 300])
+async def test_the_first_plans_go_by_index_from_few_rows_to_few_rows(database: Database, jobs: int) -> None:
     await database.execute(EXPLAIN)
+    if jobs:
+        await put(database, *(job(payload=json.dumps("x" * 300)) for _ in range(jobs)))
+        claimed = await claim(database, limit=max(jobs // 2, 1))
+        done = [Settlement(each.id, each.lease_token, Verb.COMPLETE) for each in claimed[: jobs // 4]]
+        await settle(database, done)
+        await database.execute("ANALYZE")
+    first = {row["index"]: row["first"] for row in await database.fetch(FIRST_COLUMNS)}
     wide = {}
     for name, statement in statements():
         plan = json.loads(await database.fetchval("SELECT explained($1)", statement))[0]["Plan"]
-        found = [each for each in scans(plan) if GROWING.fullmatch(each[0]) and not NARROW.search(each[1])]
+        found = [
+            (table, condition, index)
+            for table, condition, index in scans(plan)
+            if GROWING.fullmatch(table)
+            # An index that is asked for its second column alone is walked from value to value of its first.
+            and not (
+                NARROW.search(condition) and (index is None or re.search(rf"\b{first[index]}\b", condition))
+            )
+        ]
         if found:
             wide[name] = found
     assert {name: found for name, found in wide.items() if name not in WALKS} == {}

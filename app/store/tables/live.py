@@ -90,8 +90,8 @@ class Ending(SQLModel, table=True):
 
     __tablename__ = "endings"
     __table_args__ = (
-        # Newest first by state.
-        index("endings_by_state", "state, id"),
+        # Newest first by state. The condition, always true, keeps it from being asked for an id alone (see job.py).
+        index("endings_of_state", "state, id", "state IS NOT NULL"),
         index("endings_stale", "queue, concurrency_key", "state = 'stale' AND concurrency_key IS NOT NULL"),
     )
 
