@@ -1,4 +1,4 @@
-"""Indexes by queue and by state, only for those who name a queue or a state: PostgreSQL 18 would otherwise look up a
+"""Indexes by queue and by state, only for those who name one: PostgreSQL 18 would otherwise look up a
 single id in them, too, by walking from one value to the next."""
 
 from app.store.migrate import build_index, drop_index

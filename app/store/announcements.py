@@ -78,17 +78,18 @@ _COLUMNS = columns(
 INSTALLMENT = f"""
 WITH horizon AS MATERIALIZED ({_HORIZON})
 , announced AS (
-    SELECT xid, id, job_ids, seqs, sum(cardinality(seqs)) OVER (ORDER BY xid, id) - cardinality(seqs) AS before
+    SELECT *, sum(cardinality(seqs) * events) OVER (ORDER BY xid, id) - cardinality(seqs) * events AS before
     FROM (
-        SELECT xid, id, job_ids, seqs FROM announcements
+        SELECT xid, id, job_ids, seqs, events FROM announcements
         WHERE xid >= $1::bigint AND xid < (SELECT xid FROM horizon)
           AND at > now() - interval '{KEPT_DAYS} days'
         ORDER BY xid, id LIMIT $3::bigint
     ) AS due
 )
 , written AS (
-    SELECT xid, row_number() OVER (PARTITION BY xid ORDER BY id, nth) AS position, job_id, seq
-    FROM announced CROSS JOIN unnest(job_ids, seqs) WITH ORDINALITY AS event (job_id, seq, nth)
+    SELECT xid, row_number() OVER (PARTITION BY xid ORDER BY id, nth, step) AS position, job_id, last - events + step AS seq
+    FROM announced CROSS JOIN unnest(job_ids, seqs) WITH ORDINALITY AS moved (job_id, last, nth)
+    CROSS JOIN generate_series(1, events) AS step
     WHERE before < $2::bigint + $4::bigint
 )
 SELECT horizon.xid AS horizon, {_COLUMNS}

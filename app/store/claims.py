@@ -20,7 +20,7 @@ from app.jobs.states import Verb
 from app.store import fair, limits
 from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.effects import OUTBOX, logged
+from app.store.effects import DELIVERIES, announced, logged
 from app.store.heads import Head, heads_of
 from app.store.history import line
 from app.store.job import ClaimedJob, LeasedJob
@@ -69,6 +69,9 @@ _ASSIGNED = """
 # What a claimed job's rows elsewhere are made of, beside all that its claimer is told.
 _BESIDE = ("worker", "runs_on", "concurrency_key", "deadline", "webhook_events")
 
+# Whose events are rows, in the log or in the outbox; of most jobs they are lines of their history, and nothing else.
+_TELLS = "(NOT logs_itself OR webhook_url IS NOT NULL)"
+
 
 def _claiming(row: type[Struct], *, starts: bool = False) -> str:
     """What is done with the jobs that are due, and told of them. `starts`: → working in the same commit, each edge with
@@ -80,7 +83,7 @@ def _claiming(row: type[Struct], *, starts: bool = False) -> str:
     lines = line("(j.seq + 1)", "claim", data) + (" || " + line("(j.seq + 2)", "start") if starts else "")
     told = "id, {seq} AS seq, '{state}' AS type, '{state}' AS state, webhook_url, webhook_events, logs_itself"
     loading = told.format(seq="seq - 1" if starts else "seq", state="loading")
-    working = f" UNION ALL SELECT {told.format(seq='seq', state='working')}, 'start', NULL FROM claimed"
+    working = f" UNION ALL SELECT {told.format(seq='seq', state='working')}, 'start', NULL FROM claimed WHERE {_TELLS}"
     return (
         _ASSIGNED
         + f"""
@@ -103,13 +106,14 @@ def _claiming(row: type[Struct], *, starts: bool = False) -> str:
 , moved AS (
     SELECT {loading}, 'claim' AS verb, CASE WHEN NOT logs_itself
         THEN '{{"attempt":' || attempt || ',"worker":' || to_json(worker) || '}}' END AS data
-    FROM claimed{working if starts else ""}
+    FROM claimed WHERE {_TELLS}{working if starts else ""}
 )
 , left_queue AS (DELETE FROM queued WHERE id = ANY (ARRAY(SELECT id FROM claimed)))
 """
         + enter_run("claimed")
         + logged("moved WHERE NOT logs_itself")
-        + OUTBOX
+        + DELIVERIES
+        + announced("claimed", "2" if starts else "1")
         + f"SELECT {columns(row, **made, seq='seq - 1' if starts else 'seq')} FROM claimed ORDER BY rank DESC, ready_at, id"
     )
 

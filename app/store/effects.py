@@ -11,13 +11,18 @@ from app.store.rows import looked_up
 # What `Changes.moved` needs to know of each job that a statement moved.
 MOVED = "id, state, queue, lane, concurrency_key AS key, has_dependents, ready_at IS NOT NULL AS ready"
 
-# One row a statement, however many jobs it moved: what the feed over all jobs reads, in the order of commits.
-ANNOUNCED = """
+
+def announced(rows: str = "moved", events: str = "1") -> str:
+    """What the feed over all jobs reads, in the order of commits: one row a statement, however many jobs it moved; and
+    where they have not all the same number of `events`, one for each number. The last of them has the job's `seq`."""
+    at_once = "HAVING count(*) > 0" if events.isdigit() else "GROUP BY 3"
+    return f"""
 , announced AS (
-    INSERT INTO announcements (job_ids, seqs)
-    SELECT array_agg(id), array_agg(seq) FROM moved HAVING count(*) > 0
+    INSERT INTO announcements (job_ids, seqs, events)
+    SELECT array_agg(id), array_agg(seq), {events} FROM {rows} {at_once}
 )
 """
+
 
 # Host and port as they stand in the URL: what deliveries are queued and limited by.
 WEBHOOK_HOST = "coalesce(lower(substring(webhook_url FROM '^[^:]+://([^/?#]+)')), '')"
@@ -30,7 +35,7 @@ DELIVERIES = f"""
       AND CASE WHEN webhook_events IS NULL THEN type = state ELSE type = ANY (webhook_events) END
 )
 """
-OUTBOX = DELIVERIES + ANNOUNCED
+OUTBOX = DELIVERIES + announced()
 
 
 def logged(rows: str = "moved") -> str:

@@ -19,7 +19,7 @@ from app.jobs.states import TERMINAL
 from app.jobs.submission import NewJob
 from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.effects import ANNOUNCED, OUTBOX
+from app.store.effects import OUTBOX, announced
 from app.store.history import line
 from app.store.idempotency import Receipt, Submission, first_answers, just_expired
 from app.store.live import ENTER_QUEUE
@@ -227,7 +227,7 @@ def enqueue_statement(used: tuple[int, ...], *, one_place: bool = False) -> str:
         values=", ".join(STORED.values()),
         unrepeated=_UNREPEATED if has_keys else "",
         enter_queue=ENTER_QUEUE,
-        outbox=OUTBOX if has_webhooks else ANNOUNCED,
+        outbox=OUTBOX if has_webhooks else announced(),
     )
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.effects import ANNOUNCED, WEBHOOK_HOST
+from app.store.effects import WEBHOOK_HOST, announced
 from app.store.history import of_row
 from app.store.rows import arrays, columns, looked_up
 from app.telemetry import EVENTS_APPENDED
@@ -91,7 +91,7 @@ WITH input AS (
 )
 , moved AS (SELECT id, seq FROM accepted)
 """
-    + ANNOUNCED
+    + announced()
     + "SELECT position, seq, now() AS at FROM accepted"
 )
 

@@ -12,7 +12,7 @@ from app.jobs.retry import DEFAULT_BACKOFF_SECONDS
 from app.jobs.states import TERMINAL, Verb
 from app.store.changes import Changes, Failure
 from app.store.database import Runner
-from app.store.effects import DELIVERIES, MOVED, OUTBOX, logged, moved
+from app.store.effects import DELIVERIES, MOVED, announced, logged, moved
 from app.store.history import TAKES_EVENTS, line
 from app.store.live import book, leave_run, stop
 from app.store.rows import looked_up, padded_arrays
@@ -52,18 +52,12 @@ class Settled:
     state: str | None
 
 
-# What runs said last, with the state they said it in; announced before what became of them.
+# What runs said last, with the state they said it in: it stands before what became of them.
 SAID = """
 , said AS (
     INSERT INTO chatter (job_id, seq, type, state, data, at)
     SELECT id, seq - CASE WHEN was = 'loading' AND state = 'done' THEN 2 ELSE 1 END, 'output', was, output, statement_timestamp()
     FROM settled WHERE output IS NOT NULL
-    RETURNING job_id AS id, seq
-)
-, announced AS (
-    INSERT INTO announcements (job_ids, seqs)
-    SELECT array_agg(id), array_agg(seq) FROM (SELECT id, seq FROM said UNION ALL SELECT id, seq FROM moved) AS written
-    HAVING count(*) > 0
 )
 """
 
@@ -107,6 +101,10 @@ _BECOMES = """,
 """
 
 
+# Whose events are rows, in the log or in the outbox; of most jobs they are lines of their history, and nothing else.
+_TELLS = "(NOT logged_itself OR webhook_url IS NOT NULL)"
+
+
 # held → what becomes of each → jobs, events and outbox, in lock order of the ids. Only a running job has a
 # lease token. LATERAL with its LIMIT keeps the look-up on the primary key, whatever the planner believes: a
 # scan over the index of live jobs would wade through the dead entries of all that ran before.
@@ -126,6 +124,7 @@ def _settling(*, completes: bool, says: bool) -> str:
         ended = stop("settled")
     said = " + (h.output IS NOT NULL)::int" if says else ""
     next_seq = f"(j.seq + 1{said})"
+    events = "CASE WHEN was = 'loading' AND state = 'done' THEN 2 ELSE 1 END" + said.replace("h.", "")
     return (
         f"""
 WITH input AS (
@@ -180,7 +179,7 @@ WITH input AS (
 , moved AS (
     SELECT id, seq - 1 AS seq, 'working' AS type, 'working' AS state, 'start' AS verb, NULL AS data, webhook_url,
         webhook_events, logged_itself
-    FROM settled WHERE was = 'loading' AND state = 'done'
+    FROM settled WHERE {_TELLS} AND was = 'loading' AND state = 'done'
     UNION ALL
     SELECT id, seq, state, state, verb,
         CASE WHEN state NOT IN ('working', 'done') THEN json_strip_nulls(json_build_object(
@@ -188,12 +187,14 @@ WITH input AS (
             'run_at', CASE WHEN state = 'queued' THEN run_at END
         ))::text END,
         webhook_url, webhook_events, logged_itself
-    FROM settled
+    FROM settled WHERE {_TELLS}
 )
 """
         + ended
         + logged("moved WHERE NOT logged_itself")
-        + (DELIVERIES + SAID if says else OUTBOX)
+        + DELIVERIES
+        + (SAID if says else "")
+        + announced("settled", events)
         + tally("settled")
         + f"""
 SELECT {MOVED}, kind, attempt FROM settled

@@ -73,8 +73,8 @@ async def test_each_event_has_its_webhook(database: Database, events: list[str] 
 async def test_the_feed_over_all_jobs_tells_of_both(database: Database) -> None:
     job_id = await put_one(database)
     await started(database)
-    rows = await database.fetch("SELECT job_ids, seqs FROM announcements ORDER BY xid, id")
-    assert [(row["job_ids"], row["seqs"]) for row in rows] == [([job_id], [1]), ([job_id, job_id], [2, 3])]
+    rows = await database.fetch("SELECT job_ids, seqs, events FROM announcements ORDER BY xid, id")
+    assert [tuple(row) for row in rows] == [([job_id], [1], 1), ([job_id], [3], 2)]
 
 
 async def test_starts_are_counted_as_if_they_had_come_alone(database: Database) -> None:

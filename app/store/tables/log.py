@@ -60,6 +60,8 @@ class Announcement(SQLModel, table=True):
     job_ids: list[str] = column(ARRAY(ID), null=False)
     seqs: list[int] = column(ARRAY(sa.Integer), null=False)
     at: datetime = primary(TIME, server_default=NOW)
+    # How many events of each of the jobs, of which these seqs are the last.
+    events: int = count(1, sa.SmallInteger)
 
 
 class Delivery(SQLModel, table=True):
