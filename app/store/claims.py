@@ -18,7 +18,7 @@ from app.jobs.states import Verb
 from app.store import fair, limits
 from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.effects import OUTBOX, logged
+from app.store.effects import OUTBOX, RANK_IS_KEPT, logged
 from app.store.heads import Head, heads_of
 from app.store.history import line
 from app.store.job import ClaimedJob, LeasedJob
@@ -86,7 +86,7 @@ def _claiming(*, starts: bool) -> str:
         started_at = coalesce(j.started_at, statement_timestamp()),
         queued_seconds = j.queued_seconds + greatest(0, date_part('epoch', statement_timestamp() - j.entered_at)),
         entered_at = statement_timestamp(), updated_at = statement_timestamp(),
-        history = CASE WHEN assigned.logs_itself THEN j.history || {lines} ELSE j.history END
+        history = CASE WHEN assigned.logs_itself THEN j.history || {lines} ELSE j.history END, {RANK_IS_KEPT}
     FROM assigned WHERE j.id = assigned.id
     RETURNING j.*, assigned.logs_itself
 )

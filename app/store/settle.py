@@ -12,7 +12,7 @@ from app.jobs.retry import DEFAULT_BACKOFF_SECONDS
 from app.jobs.states import TERMINAL, Verb
 from app.store.changes import Changes, Failure
 from app.store.database import Runner
-from app.store.effects import DELIVERIES, MOVED, OUTBOX, logged, moved
+from app.store.effects import DELIVERIES, MOVED, OUTBOX, RANK_IS_KEPT, logged, moved
 from app.store.history import TAKES_EVENTS, line
 from app.store.live import stop
 from app.store.rows import padded_arrays
@@ -153,7 +153,8 @@ WITH input AS (
                 THEN j.history || {line(next_seq, "start")} || {line(f"({next_seq} + 1)", "complete")}
             WHEN h.becomes = 'done' THEN j.history || {line(next_seq, "complete")}
             ELSE j.history || {line(next_seq, "start")}
-        END
+        END,
+        {RANK_IS_KEPT}
     FROM held h
     WHERE j.id = h.id AND NOT (h.verb = 'start' AND h.was = 'working')
     RETURNING j.id, j.kind, j.seq, j.state, j.reason, j.attempt, j.worker, j.queue, j.lane, j.ready_at, j.webhook_url,
