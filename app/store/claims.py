@@ -21,7 +21,7 @@ from app.store.database import Database, Runner
 from app.store.effects import OUTBOX, RANK_IS_KEPT, logged
 from app.store.heads import Head, heads_of
 from app.store.history import line
-from app.store.job import ClaimedJob, LeasedJob
+from app.store.job import BriefJob, ClaimedJob, LeasedJob
 from app.store.live import HELD, enter_run
 from app.store.low_water import LowWater
 from app.store.queues import QueueBook
@@ -109,25 +109,30 @@ _IN_ORDER = "FROM claimed ORDER BY rank DESC, ready_at, id"
 _TO_RUN = f"SELECT {columns(ClaimedJob, started='false')} {_IN_ORDER}"
 _RUNNING = f"SELECT {columns(ClaimedJob, seq='seq - 1', started='true')} {_IN_ORDER}"
 _WHOLE = f"SELECT {columns(LeasedJob, stored_artifacts='NULL::text')} {_IN_ORDER}"
+_BRIEF = f"SELECT {columns(BriefJob)} {_IN_ORDER}"
 CLAIM_TO_RUN = _DUE + _CLAIM_DUE + _TO_RUN
 CLAIM_WHOLE = _DUE + _CLAIM_DUE + _WHOLE
+CLAIM_BRIEF = _DUE + _CLAIM_DUE + _BRIEF
 CLAIM_AND_START = _DUE + _START_DUE + _RUNNING
 CLAIM_FAIRLY_TO_RUN = fair.DUE + _CLAIM_DUE + _TO_RUN
 CLAIM_FAIRLY = fair.DUE + _CLAIM_DUE + _WHOLE
+CLAIM_FAIRLY_BRIEF = fair.DUE + _CLAIM_DUE + _BRIEF
 CLAIM_FAIRLY_AND_START = fair.DUE + _START_DUE + _RUNNING
 # By how much of the jobs is wanted, and whether they start.
 _PLAIN: dict[tuple[type[Any], bool], str] = {
     (ClaimedJob, False): CLAIM_TO_RUN,
     (ClaimedJob, True): CLAIM_AND_START,
     (LeasedJob, False): CLAIM_WHOLE,
+    (BriefJob, False): CLAIM_BRIEF,
 }
 _FAIR: dict[tuple[type[Any], bool], str] = {
     (ClaimedJob, False): CLAIM_FAIRLY_TO_RUN,
     (ClaimedJob, True): CLAIM_FAIRLY_AND_START,
     (LeasedJob, False): CLAIM_FAIRLY,
+    (BriefJob, False): CLAIM_FAIRLY_BRIEF,
 }
 # How much of the jobs a claimer gets.
-Claimed = TypeVar("Claimed", ClaimedJob, LeasedJob)
+Claimed = TypeVar("Claimed", ClaimedJob, LeasedJob, BriefJob)
 
 # How long a queue that runs all it may is left alone when nobody says that a place was freed.
 FULL_SECONDS = 1.0
@@ -210,6 +215,12 @@ class Claims:
     ) -> Changes[LeasedJob]:
         """The same with all that a worker over HTTP is told."""
         return _changes(await self._claim_if_open(_Request(LeasedJob, queue, lanes, claimants)))
+
+    async def claim_brief(
+        self, queue: str, lanes: Sequence[str], claimants: Sequence[Claimant]
+    ) -> Changes[BriefJob]:
+        """The same with what it takes to run them."""
+        return _changes(await self._claim_if_open(_Request(BriefJob, queue, lanes, claimants)))
 
     async def _claim_if_open(self, asked: _Request[Claimed]) -> list[Claimed]:
         queue = asked.queue

@@ -4,6 +4,7 @@ Every one of them counts only with the current lease token. What comes late chan
 `lease_lost`, and leaves a `late_settlement` event. One statement takes a whole batch of mixed verbs.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -220,10 +221,12 @@ async def settle(database: Runner, settlements: Sequence[Settlement]) -> Changes
         without = [each for each in settlements if each.job_id not in answers]
         answers |= await _without_lease(database, without, changes)
     changes.answers = [answers[each.job_id] for each in settlements]
-    for settlement, answer in zip(settlements, changes.answers, strict=True):
-        changes.count(SETTLEMENTS, settlement.verb.value, "true" if answer.ok else "false")
-        if settlement.output is not None and answer.ok:
-            changes.count(EVENTS_APPENDED, "output")
+    ended = zip(settlements, changes.answers, strict=True)
+    counted = Counter([(each.verb, answer.ok, each.output is None) for each, answer in ended])
+    for (verb, ok, silent), number in counted.items():
+        changes.count(SETTLEMENTS, verb.value, "true" if ok else "false", by=number)
+        if ok and not silent:
+            changes.count(EVENTS_APPENDED, "output", by=number)
     return changes
 
 
