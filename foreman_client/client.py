@@ -90,7 +90,7 @@ class AsyncForeman:
         `submit(model="echo", messages=[…])` is a chat; `submit("my_kind", {…})` is for a worker. Sent again
         by itself when the connection fails: an idempotency key, made up unless given, keeps it one job.
         """
-        parent = running_job.get()
+        parent = running_job()
         body = job_body(kind, payload, options, parent)
         reply = await self._enqueue("/jobs", body, idempotency_key, parent)
         return self._handle(
@@ -101,7 +101,7 @@ class AsyncForeman:
         self, jobs: Sequence[Mapping[str, Any]], *, idempotency_key: str | None = None
     ) -> list[AsyncJobHandle]:
         """Up to 1000 jobs in one commit, all or none; each entry is a body of `POST /jobs`."""
-        parent = running_job.get()
+        parent = running_job()
         body = {"jobs": [hand_down(entry, parent) for entry in jobs]}
         reply = await self._enqueue("/jobs/batch", body, idempotency_key, parent)
         return [self._handle(answer) for answer in reply.having("jobs")["jobs"]]

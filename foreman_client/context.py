@@ -5,6 +5,7 @@ and `asyncio.to_thread`, and two handlers at once do not see each other's.
 """
 
 import secrets
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,8 +14,7 @@ from typing import Final
 TRACEPARENT_PARTS: Final = 4
 
 
-# Not frozen: one is made for every job, and that would cost three times as much.
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class RunningJob:
     job_id: str
     deadline: datetime | None = None
@@ -33,4 +33,11 @@ class RunningJob:
         return headers
 
 
-running_job: ContextVar[RunningJob | None] = ContextVar("foreman_running_job", default=None)
+# What tells of it: most handlers submit nothing, and then nobody asks.
+running: ContextVar[Callable[[], RunningJob] | None] = ContextVar("foreman_running_job", default=None)
+
+
+def running_job() -> RunningJob | None:
+    """The job whose handler calls this, as it is now; None outside of handlers."""
+    told = running.get()
+    return None if told is None else told()

@@ -149,6 +149,33 @@ class ClaimedJobs(msgspec.Struct):
     jobs: list[ClaimedJob]
 
 
+class BriefTrace(msgspec.Struct, gc=False):
+    traceparent: str | UnsetType = UNSET
+    tracestate: str | UnsetType = UNSET
+
+
+class BriefClaimedJob(msgspec.Struct, gc=False):
+    """What it takes to run a job; what would be null, or empty, is left out."""
+
+    job_id: JobId
+    kind: str
+    queue: str
+    attempt: Count
+    max_attempts: Count
+    deferrals: Count
+    lease_token: str
+    lease_expires_at: Moment
+    payload: Annotated[Raw, verbatim(description="As submitted, verbatim.")]
+    trace: BriefTrace
+    deadline: Moment | UnsetType = UNSET
+    parent_id: JobId | UnsetType = UNSET
+    metadata: Metadata | UnsetType = UNSET
+
+
+class BriefClaimedJobs(msgspec.Struct):
+    jobs: list[BriefClaimedJob]
+
+
 class Settled(msgspec.Struct, kw_only=True):
     job_id: str
     state: State

@@ -28,6 +28,7 @@ _TRACEPARENT = re.compile(
     r"(?P<more>-[\x21-\x7e]{0,200})?"
 )
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d+)\"?", re.IGNORECASE)
+_MINIMAL = re.compile(r"(?:^|,)\s*return\s*=\s*\"?minimal\"?\s*(?:$|[,;])", re.IGNORECASE)
 _PRINTABLE = re.compile(r"^[\x20-\x7e]+$")
 MAX_TRACESTATE = 512
 
@@ -255,3 +256,10 @@ def prefer_wait(request: Request) -> int | None:
         return None
     # More digits than any sensible number has: cap before converting.
     return MAX_WAIT_SECONDS if len(found[1]) > 9 else min(int(found[1]), MAX_WAIT_SECONDS)
+
+
+def prefers_minimal(request: Request) -> bool:
+    """Whether `Prefer: return=minimal` is asked for. A preference that nobody knows is ignored (RFC 7240)."""
+    if header(request, b"prefer") is None:
+        return False
+    return _MINIMAL.search(", ".join(request.headers.getlist("prefer"))) is not None

@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
-from app.api.job_documents import Artifact, ClaimedJob, Timings, Trace
+from app.api.job_documents import Artifact, BriefClaimedJob, BriefTrace, ClaimedJob, Timings, Trace
 from app.api.job_documents import Job as Document
 from app.jobs.artifacts import artifact_list
 from app.jobs.lanes import NO_WORKER, TARGET_ASLEEP
 from app.jobs.states import LIVE, State
-from app.store.job import Job, JobSummary, LeasedJob
+from app.store.job import BriefJob, Job, JobSummary, LeasedJob
 
 Shape = TypeVar("Shape", bound=Document)
 
@@ -40,6 +40,28 @@ def job_document(
 def claimed_documents(jobs: Iterable[LeasedJob]) -> list[ClaimedJob]:
     now = datetime.now(UTC)
     return [_document(ClaimedJob, job, now, lease_token=job.lease_token) for job in jobs]
+
+
+def brief_documents(jobs: Iterable[BriefJob]) -> list[BriefClaimedJob]:
+    return [
+        # In the order of the fields: a name for each would take as long again.
+        BriefClaimedJob(
+            job.id,
+            job.kind,
+            job.queue,
+            job.attempt,
+            job.max_attempts,
+            job.deferrals,
+            job.lease_token,
+            job.lease_expires_at,
+            Raw(job.payload),
+            BriefTrace(job.traceparent or UNSET, job.tracestate or UNSET),
+            job.deadline or UNSET,
+            job.parent_id or UNSET,
+            Raw(job.metadata) if job.metadata else UNSET,
+        )
+        for job in jobs
+    ]
 
 
 def _document(shape: type[Shape], job: JobSummary, now: datetime, **more: Any) -> Shape:

@@ -227,6 +227,47 @@ def plain_completion(entry: bytes, max_depth: int) -> Settlement | None:
     )
 
 
+class _Completion(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    job_id: Annotated[str, Meta(min_length=1, max_length=64)]
+    lease_token: Annotated[str, Meta(min_length=1, max_length=64)]
+    verb: Literal["complete"]
+    result: msgspec.Raw
+
+
+_decode_completions = msgspec.json.Decoder(list[_Completion]).decode
+
+
+def plain_completions(entries: bytes) -> list[Settlement] | None:
+    """The same for all the entries of a batch, if all of them are such. Its batch was checked as a text."""
+    try:
+        found = [
+            (each.job_id, each.lease_token, bytes(each.result).decode())
+            for each in _decode_completions(entries)
+        ]
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    plain = "".join([job_id + token for job_id, token, _ in found])
+    # Written again and compared: then nothing in it was spelt otherwise, said twice or in another order.
+    written = ",".join(
+        [
+            f'{{"job_id":"{job_id}","lease_token":"{token}","verb":"complete","result":{result}}}'
+            for job_id, token, result in found
+        ]
+    )
+    if not (plain.isascii() and plain.isalnum()) or f"[{written}]".encode() != entries:
+        return None
+    return [
+        Settlement(
+            job_id,
+            token,
+            Verb.COMPLETE,
+            result=result,
+            fingerprint=fingerprint("complete", f'{{"lease_token":"{token}","result":{result}}}'.encode()),
+        )
+        for job_id, token, result in found
+    ]
+
+
 def as_settlement(job_id: str, request: _Settling, body: bytes) -> Settlement:
     """Each request that settles is exactly one verb of the store."""
     if isinstance(request, StartRequest):

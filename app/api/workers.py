@@ -7,18 +7,18 @@ from typing import Annotated, Any, cast
 
 import msgspec
 import orjson
-from fastapi import Path
+from fastapi import Header, Path
 from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import job_documents as documents
 from app.api.direct import encode, json_response, read_as, read_body
-from app.api.job_documents import ClaimedJobs, SettlementAnswer, SettlementAnswers
-from app.api.job_parameters import job_id_of
+from app.api.job_documents import BriefClaimedJobs, ClaimedJobs, SettlementAnswer, SettlementAnswers
+from app.api.job_parameters import job_id_of, prefers_minimal
 from app.api.operator_documents import Worker, Workers
 from app.api.parameters import Server, Tenant
-from app.api.render import claimed_documents
-from app.api.routes import Content, Reply, Routes, Scope
+from app.api.render import brief_documents, claimed_documents
+from app.api.routes import AnswerHeader, AnyOf, Content, Reply, Routes, Scope
 from app.api.services import Services, services_of, tenant_of
 from app.api.worker_schemas import (
     BULK_VERBS,
@@ -32,8 +32,9 @@ from app.api.worker_schemas import (
     SettlementHead,
     as_settlement,
     plain_completion,
+    plain_completions,
 )
-from app.engine.remote_claims import AnyLane, Claimer, Lanes
+from app.engine.remote_claims import AnyLane, Claimer, Jobs, Lanes
 from app.errors import LeaseLost, NotFound
 from app.jobs import verbatim
 from app.jobs.ids import is_id
@@ -45,7 +46,7 @@ from app.loops.off_loop import off_loop
 from app.store import read
 from app.store.claims import Claimant
 from app.store.events import NewEvent
-from app.store.job import LeasedJob
+from app.store.job import BriefJob, LeasedJob
 from app.store.settle import Settled, Settlement, note_late
 from app.store.workers import WorkerReport, list_workers
 
@@ -55,11 +56,31 @@ routes = Routes("workers")
 ALIVE_SECONDS = 120
 
 
+MINIMAL = {"Preference-Applied": "return=minimal"}
+
+
+def _of_claim(
+    prefer: Annotated[
+        str | None,
+        Header(
+            alias="Prefer",
+            description="`return=minimal`: of each job only what it takes to run it, nothing that is null.",
+        ),
+    ] = None,
+) -> None:
+    """Read by prefers_minimal."""
+
+
 @routes.post(
     "/claims",
     Scope.JOBS_WORK,
     "Claim jobs under a lease",
-    Reply("The claimed jobs, each with its lease_token; an empty list when the wait is over", ClaimedJobs),
+    Reply(
+        "The claimed jobs, each with its lease_token; an empty list when the wait is over",
+        AnyOf((ClaimedJobs, BriefClaimedJobs)),
+        (AnswerHeader("Preference-Applied"),),
+    ),
+    parameters=_of_claim,
     request=Content(ClaimRequest),
     hot=True,
 )
@@ -81,9 +102,13 @@ async def claim(request: Request) -> Response:
         list(dict.fromkeys(wanted.queues)),
         _lanes(wanted, tenant),
         Claimant(wanted.worker, wanted.limit, wanted.lease_seconds or 0),
+        prefers_minimal(request),
     )
     claimed = await _claim_unless_gone(request, services, claimer, wanted.wait_seconds)
-    return json_response(encode(ClaimedJobs(claimed_documents(claimed))))
+    if claimer.brief:
+        briefly = BriefClaimedJobs(brief_documents(cast("Sequence[BriefJob]", claimed)))
+        return json_response(encode(briefly), headers=MINIMAL)
+    return json_response(encode(ClaimedJobs(claimed_documents(cast("Sequence[LeasedJob]", claimed)))))
 
 
 def _lanes(wanted: ClaimRequest, tenant: str) -> Lanes:
@@ -98,10 +123,10 @@ def _lanes(wanted: ClaimRequest, tenant: str) -> Lanes:
 
 async def _claim_unless_gone(
     request: Request, services: Services, claimer: Claimer, wait_seconds: float
-) -> list[LeasedJob]:
+) -> Jobs:
     """Jobs for a claimer that hung up before its answer was ready go back to the queue at once."""
     watch = asyncio.create_task(_watch(request, claimer)) if wait_seconds > 0 else None
-    claimed: list[LeasedJob] = []
+    claimed: Jobs = []
     answers = False
     try:
         claimed = await services.remote_claims.claim(claimer, wait_seconds)
@@ -222,8 +247,11 @@ async def settlements(request: Request) -> Response:
     services = services_of(request)
     body = await read_body(request)
     entries = await off_loop(len(body), _parse_settlements, body, services.settings.max_json_depth)
+    waves = _waves(entries)
+    if len(waves) == 1:
+        return json_response(encode(SettlementAnswers(await _settle_wave(services, entries))))
     answers: dict[int, SettlementAnswer] = {}
-    for wave in _waves(entries):
+    for wave in waves:
         answers |= zip(wave, await _settle_wave(services, [entries[n] for n in wave]), strict=True)
     return json_response(encode(SettlementAnswers([answers[n] for n in range(len(entries))])))
 
@@ -241,7 +269,21 @@ def _parse_settlements(body: bytes, max_depth: int) -> list[_Entry]:
     def parse(entry: bytes) -> _Entry:
         return _parse_entry(entry, max_depth)
 
-    return parse_batch(body, "settlements", parse, most=MAX_SETTLEMENTS, max_depth=max_depth)
+    return parse_batch(
+        body,
+        "settlements",
+        parse,
+        most=MAX_SETTLEMENTS,
+        max_depth=max_depth,
+        parse_all=_parse_completions,
+    )
+
+
+def _parse_completions(array: msgspec.Raw) -> list[_Entry] | None:
+    completions = plain_completions(bytes(array))
+    if completions is None:
+        return None
+    return [_Entry(each.job_id, "complete", None, each) for each in completions]
 
 
 def _parse_entry(text: bytes, max_depth: int) -> _Entry:
@@ -266,6 +308,8 @@ def _parse_entry(text: bytes, max_depth: int) -> _Entry:
 
 def _waves(entries: Sequence[_Entry]) -> list[list[int]]:
     """Indexes in order, split so that no job is in one wave twice."""
+    if len({entry.job_id for entry in entries}) == len(entries):
+        return [list(range(len(entries)))]
     waves: list[list[int]] = []
     depth: dict[str, int] = {}
     for index, entry in enumerate(entries):
@@ -283,10 +327,10 @@ async def _settle_wave(services: Services, entries: Sequence[_Entry]) -> list[Se
     settling = [each.settlement for each in entries if each.settlement is not None]
     late: list[_Entry] = []
     if settling:
-        settled = await services.settler.settle_many(settling)
-        answers = {each.job_id: _settled_answer(each) for each in settled}
+        settled = [_settled_answer(each) for each in await services.settler.settle_many(settling)]
         if len(settling) == len(entries):
-            return list(answers.values())
+            return settled
+        answers = {each.job_id: each for each in settled}
     beats = [(each, each.wanted) for each in entries if isinstance(each.wanted, HeartbeatRequest)]
     notes = [(each, each.wanted) for each in entries if isinstance(each.wanted, ProgressRequest)]
     if beats:

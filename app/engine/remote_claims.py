@@ -25,7 +25,7 @@ from app.loops.alarm import Alarm
 from app.loops.batcher import Batcher
 from app.store.changes import Changes
 from app.store.claims import Claimant, Claims
-from app.store.job import LeasedJob
+from app.store.job import BriefJob, LeasedJob
 from app.store.remembered import Remembered
 from app.store.settle import Settlement
 
@@ -45,7 +45,11 @@ class AnyLane:
 
 
 Lanes = tuple[str, ...] | AnyLane
-Jobs = list[LeasedJob]
+# Claims that may be one statement: where, and whether briefly.
+Asked = tuple[str, Lanes, bool]
+# Whole, or as much of each as it takes to run it.
+Leased = LeasedJob | BriefJob
+Jobs = Sequence[Leased]
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +59,8 @@ class Claimer:
     queues: Sequence[str]
     lanes: Lanes
     claimant: Claimant
+    # Only what it takes to run the jobs is wanted of them.
+    brief: bool = False
     gone: bool = False
     alarm: Alarm = field(default_factory=Alarm)
 
@@ -69,7 +75,7 @@ class RemoteClaims:
         self._claims = claims
         self._settler = settler
         self._settings = settings
-        self._counters: Remembered[tuple[str, Lanes], Batcher[Claimant, Jobs]] = Remembered(MAX_COUNTERS)
+        self._counters: Remembered[Asked, Batcher[Claimant, Jobs]] = Remembered(MAX_COUNTERS)
         # By queue, then by what they wait for there.
         self._waiting: dict[str, dict[str | AnyLane, set[Claimer]]] = {}
         # The loop keeps only weak references to tasks.
@@ -153,7 +159,7 @@ class RemoteClaims:
 
     async def _look(self, claimer: Claimer) -> Jobs:
         """Ask each queue in turn. One that fails is left out, unless all of them do."""
-        claimed: Jobs = []
+        claimed: list[Leased] = []
         problem: Exception | None = None
         answered = False
         for queue in claimer.queues:
@@ -161,7 +167,7 @@ class RemoteClaims:
             if room <= 0 or claimer.gone:
                 break
             try:
-                claimed += await self._ask(queue, claimer.lanes, self._claimant(claimer, queue, room))
+                claimed += await self._ask(queue, claimer, self._claimant(claimer, queue, room))
                 answered = True
             except asyncio.CancelledError:
                 self.give_back(claimed)
@@ -183,8 +189,8 @@ class RemoteClaims:
         )
         return replace(claimer.claimant, limit=room, lease_seconds=lease_seconds)
 
-    async def _ask(self, queue: str, lanes: Lanes, claimant: Claimant) -> Jobs:
-        answer = self._counter(queue, lanes).submit(claimant)
+    async def _ask(self, queue: str, claimer: Claimer, claimant: Claimant) -> Jobs:
+        answer = self._counter(queue, claimer.lanes, claimer.brief).submit(claimant)
         try:
             # The statement is not this claimer's alone and goes on without it; so does what it brings.
             return await asyncio.shield(answer)
@@ -196,7 +202,7 @@ class RemoteClaims:
         if not answer.cancelled() and answer.exception() is None:
             self.give_back(answer.result())
 
-    async def _release(self, job: LeasedJob) -> None:
+    async def _release(self, job: Leased) -> None:
         try:
             await self._settler.settle_surely(
                 Settlement(job.id, job.lease_token, Verb.RELEASE, reason="claimer_gone")
@@ -205,18 +211,20 @@ class RemoteClaims:
             # The lease decides.
             log.warning("claim.not_given_back", job_id=job.id)
 
-    def _counter(self, queue: str, lanes: Lanes) -> Batcher[Claimant, Jobs]:
-        counter = self._counters.get((queue, lanes))
+    def _counter(self, queue: str, lanes: Lanes, brief: bool) -> Batcher[Claimant, Jobs]:
+        counter = self._counters.get((queue, lanes, brief))
         if counter is None:
 
             async def flush(claimants: Sequence[Claimant]) -> Sequence[Jobs | Exception]:
-                return await self._claim(queue, lanes, claimants)
+                return await self._claim(queue, lanes, claimants, brief)
 
             counter = Batcher(flush, max_weight=MAX_CLAIMED, weight=lambda claimant: claimant.limit)
-            self._counters.put((queue, lanes), counter)
+            self._counters.put((queue, lanes, brief), counter)
         return counter
 
-    async def _claim(self, queue: str, lanes: Lanes, claimants: Sequence[Claimant]) -> list[Jobs | Exception]:
+    async def _claim(
+        self, queue: str, lanes: Lanes, claimants: Sequence[Claimant], brief: bool
+    ) -> list[Jobs | Exception]:
         if isinstance(lanes, AnyLane):
             # Looked up each time: what there is to run is not known in advance.
             found = await self._claims.heads([queue])
@@ -224,12 +232,18 @@ class RemoteClaims:
         else:
             names = list(lanes)
         claimed: Jobs = []
-        if names:
+        if names and brief:
+            briefly = await self._claims.claim_brief(queue, names, claimants)
+            self._hub.announce(briefly)
+            claimed = briefly.answers
+        elif names:
             changes = await self._claims.claim_whole(queue, names, claimants)
             self._hub.announce(changes)
             claimed = changes.answers
+        if len(claimants) == 1:
+            return [claimed]
         # The statement assigned its rows in an order of its own; the worker's name on each tells whose it is.
-        by_worker: dict[tuple[str, float], Jobs] = {}
+        by_worker: dict[tuple[str, float], list[Leased]] = {}
         for job in claimed:
             by_worker.setdefault((job.worker, job.lease_seconds), []).append(job)
         dealt: list[Jobs | Exception] = []

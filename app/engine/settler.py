@@ -83,8 +83,9 @@ class Settler:
 
 
 def _size(settlements: Group) -> int:
-    texts = (text for each in settlements for text in (each.result, each.error, each.output))
-    return sum(len(text) for text in texts if text)
+    return sum(
+        [len(each.result or "") + len(each.error or "") + len(each.output or "") for each in settlements]
+    )
 
 
 def as_settlement(job_id: str, lease_token: str, outcome: Outcome) -> Settlement:

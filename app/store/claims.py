@@ -20,10 +20,10 @@ from app.jobs.states import Verb
 from app.store import fair, limits
 from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.effects import DELIVERIES, announced, logged
+from app.store.effects import DELIVERIES, RANK_IS_KEPT, announced, logged
 from app.store.heads import Head, heads_of
 from app.store.history import line
-from app.store.job import ClaimedJob, LeasedJob
+from app.store.job import BriefJob, ClaimedJob, LeasedJob
 from app.store.live import HELD, enter_run
 from app.store.low_water import LowWater
 from app.store.queues import QueueBook
@@ -67,7 +67,7 @@ _ASSIGNED = """
 
 
 # What a claimed job's rows elsewhere are made of, beside all that its claimer is told.
-_BESIDE = ("worker", "runs_on", "concurrency_key", "deadline", "webhook_events")
+_BESIDE = ("seq", "attempt", "worker", "runs_on", "concurrency_key", "deadline", "webhook_events")
 
 # Whose events are rows, in the log or in the outbox; of most jobs they are lines of their history, and nothing else.
 _TELLS = "(NOT logs_itself OR webhook_url IS NOT NULL)"
@@ -99,7 +99,7 @@ def _claiming(row: type[Struct], *, starts: bool = False) -> str:
         started_at = coalesce(j.started_at, statement_timestamp()),
         queued_seconds = j.queued_seconds + greatest(0, date_part('epoch', statement_timestamp() - j.entered_at)),
         entered_at = statement_timestamp(), updated_at = statement_timestamp(),
-        history = CASE WHEN assigned.logs_itself THEN j.history || {lines} ELSE j.history END
+        history = CASE WHEN assigned.logs_itself THEN j.history || {lines} ELSE j.history END, {RANK_IS_KEPT}
     FROM assigned WHERE {looked_up("j.id", "assigned.id")}
     RETURNING {", ".join(f"j.{each}" for each in sorted(needed))}, assigned.logs_itself
 )
@@ -121,25 +121,30 @@ def _claiming(row: type[Struct], *, starts: bool = False) -> str:
 _TO_RUN = _claiming(ClaimedJob)
 _STARTED = _claiming(ClaimedJob, starts=True)
 _WHOLE = _claiming(LeasedJob)
+_BRIEF = _claiming(BriefJob)
 CLAIM_TO_RUN = _DUE + _TO_RUN
 CLAIM_AND_START = _DUE + _STARTED
 CLAIM_WHOLE = _DUE + _WHOLE
+CLAIM_BRIEF = _DUE + _BRIEF
 CLAIM_FAIRLY_TO_RUN = fair.DUE + _TO_RUN
 CLAIM_FAIRLY_AND_START = fair.DUE + _STARTED
 CLAIM_FAIRLY = fair.DUE + _WHOLE
+CLAIM_FAIRLY_BRIEF = fair.DUE + _BRIEF
 # By how much of the jobs is wanted, and whether they start.
 _PLAIN: dict[tuple[type[Any], bool], str] = {
     (ClaimedJob, False): CLAIM_TO_RUN,
     (ClaimedJob, True): CLAIM_AND_START,
     (LeasedJob, False): CLAIM_WHOLE,
+    (BriefJob, False): CLAIM_BRIEF,
 }
 _FAIR: dict[tuple[type[Any], bool], str] = {
     (ClaimedJob, False): CLAIM_FAIRLY_TO_RUN,
     (ClaimedJob, True): CLAIM_FAIRLY_AND_START,
     (LeasedJob, False): CLAIM_FAIRLY,
+    (BriefJob, False): CLAIM_FAIRLY_BRIEF,
 }
 # How much of the jobs a claimer gets.
-Claimed = TypeVar("Claimed", ClaimedJob, LeasedJob)
+Claimed = TypeVar("Claimed", ClaimedJob, LeasedJob, BriefJob)
 
 # How long a queue that runs all it may is left alone when nobody says that a place was freed.
 FULL_SECONDS = 1.0
@@ -222,6 +227,12 @@ class Claims:
     ) -> Changes[LeasedJob]:
         """The same with all that a worker over HTTP is told."""
         return _changes(await self._claim_if_open(_Request(LeasedJob, queue, lanes, claimants)))
+
+    async def claim_brief(
+        self, queue: str, lanes: Sequence[str], claimants: Sequence[Claimant]
+    ) -> Changes[BriefJob]:
+        """The same with what it takes to run them."""
+        return _changes(await self._claim_if_open(_Request(BriefJob, queue, lanes, claimants)))
 
     async def _claim_if_open(self, asked: _Request[Claimed]) -> list[Claimed]:
         queue = asked.queue

@@ -8,6 +8,11 @@ them `gone (id, created_at, updated_at)` and appends ALL_IT_OWNED.
 
 from app.store.rows import looked_up
 
+# Among what an UPDATE of many jobs sets, although it changes nothing. `rank` is generated from `priority`; where an UPDATE
+# sets nothing that it is made of, PostgreSQL (18.6) parses its expression anew for each row, only to find that out: an
+# eighth of the time of a claim or a settlement. Where it does, the expression is made ready once.
+RANK_IS_KEPT = "priority = j.priority"
+
 # What `Changes.moved` needs to know of each job that a statement moved.
 MOVED = "id, state, queue, lane, concurrency_key AS key, has_dependents, ready_at IS NOT NULL AS ready"
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from app.store.job import ClaimedJob, LeasedJob
+from app.store.job import BriefJob, ClaimedJob, LeasedJob
 from app.store.live import HELD
 from app.store.low_water import MARK_SECONDS, RESCAN_SHARE, SLACK, THE_BEGINNING
 from app.store.remembered import Remembered
@@ -179,7 +179,10 @@ class Turns:
         return places
 
     def learn(
-        self, queue: str, places: Sequence[Place], claimed: Sequence[ClaimedJob] | Sequence[LeasedJob]
+        self,
+        queue: str,
+        places: Sequence[Place],
+        claimed: Sequence[ClaimedJob] | Sequence[LeasedJob] | Sequence[BriefJob],
     ) -> None:
         """From what was claimed of these places."""
         lowest: dict[tuple[str, Spot], datetime] = {}

@@ -78,6 +78,32 @@ class LeasedJob(Job, gc=False):
     fair_value: str | None
 
 
+class BriefJob(msgspec.Struct, gc=False):
+    """The same for a worker that wants no more of it than it takes to run it: rows are wide."""
+
+    id: str
+    queue: str
+    lane: str
+    rank: int
+    kind: str
+    attempt: int
+    max_attempts: int
+    deferrals: int
+    deadline: datetime | None
+    metadata: str | None
+    parent_id: str | None
+    traceparent: str | None
+    tracestate: str | None
+    payload: str
+    ready_at: datetime
+    worker: str
+    lease_token: str
+    lease_seconds: float
+    lease_expires_at: datetime
+    webhook_url: str | None
+    fair_value: str | None
+
+
 class ClaimedJob(JobCore, gc=False):
     """A job that was just claimed, for a worker in this process: rows are wide, and to run it few columns do."""
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from app.store.job import ClaimedJob, LeasedJob
+from app.store.job import BriefJob, ClaimedJob, LeasedJob
 from app.store.remembered import Remembered
 
 LOWEST, HIGHEST = -32768, 32767
@@ -75,7 +75,7 @@ class LowWater:
     def learn(
         self,
         queue: str,
-        claimed: Iterable[ClaimedJob | LeasedJob],
+        claimed: Iterable[ClaimedJob | LeasedJob | BriefJob],
         lanes: Sequence[str] = (),
         *,
         full: bool = False,

@@ -4,6 +4,7 @@ Every one of them counts only with the current lease token. What comes late chan
 `lease_lost`, and leaves a `late_settlement` event. One statement takes a whole batch of mixed verbs.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,7 +13,7 @@ from app.jobs.retry import DEFAULT_BACKOFF_SECONDS
 from app.jobs.states import TERMINAL, Verb
 from app.store.changes import Changes, Failure
 from app.store.database import Runner
-from app.store.effects import DELIVERIES, MOVED, announced, logged, moved
+from app.store.effects import DELIVERIES, MOVED, RANK_IS_KEPT, announced, logged, moved
 from app.store.history import TAKES_EVENTS, line
 from app.store.live import book, leave_run, stop
 from app.store.rows import looked_up, padded_arrays
@@ -167,7 +168,8 @@ WITH input AS (
                 THEN j.history || {line(next_seq, "start")} || {line(f"({next_seq} + 1)", "complete")}
             WHEN {becomes} = 'done' THEN j.history || {line(next_seq, "complete")}
             ELSE j.history || {line(next_seq, "start")}
-        END
+        END,
+        {RANK_IS_KEPT}
     FROM held h
     WHERE {looked_up("j.id", "h.id")} AND NOT ({verb} = 'start' AND h.was = 'working')
     RETURNING j.id, j.kind, j.seq, j.state, j.reason, j.attempt, j.worker, j.queue, j.lane, j.ready_at, j.webhook_url,
@@ -240,10 +242,12 @@ async def settle(database: Runner, settlements: Sequence[Settlement]) -> Changes
         without = [each for each in settlements if each.job_id not in answers]
         answers |= await _without_lease(database, without, changes)
     changes.answers = [answers[each.job_id] for each in settlements]
-    for settlement, answer in zip(settlements, changes.answers, strict=True):
-        changes.count(SETTLEMENTS, settlement.verb.value, "true" if answer.ok else "false")
-        if settlement.output is not None and answer.ok:
-            changes.count(EVENTS_APPENDED, "output")
+    ended = zip(settlements, changes.answers, strict=True)
+    counted = Counter([(each.verb, answer.ok, each.output is None) for each, answer in ended])
+    for (verb, ok, silent), number in counted.items():
+        changes.count(SETTLEMENTS, verb.value, "true" if ok else "false", by=number)
+        if ok and not silent:
+            changes.count(EVENTS_APPENDED, "output", by=number)
     return changes
 
 

@@ -15,6 +15,8 @@ log = logging.getLogger("foreman_client.worker")
 
 MAX_CLAIM: Final = 1000
 VERBATIM: Final = ("payload", "result", "error", "progress", "usage", "metadata")
+# Of each job only what it takes to run it: what ActiveJob shows. An older server sends the whole of it.
+MINIMAL: Final = "return=minimal"
 
 
 class Claimer:
@@ -67,14 +69,15 @@ class Claimer:
         request = Request(
             "POST",
             "/claims",
-            headers={"Content-Type": JSON_TYPE},
+            headers={"Content-Type": JSON_TYPE, "Prefer": MINIMAL},
             content=encode({**self._fixed, "limit": limit}),
             hold_seconds=self._wait_seconds,
         )
         reply = await self._client.transport.send(request)
         if reply.status >= 400:
             raise error_from(reply, request.path)
-        jobs: list[dict[str, Any]] = reply.having("jobs", foreign=_verbatim)["jobs"]
+        minimal = reply.headers.get("preference-applied") == MINIMAL
+        jobs: list[dict[str, Any]] = reply.having("jobs", foreign=_payloads if minimal else _verbatim)["jobs"]
         return jobs
 
     async def _pause(self, why: str, asked: float | None = None) -> None:
@@ -85,7 +88,14 @@ class Claimer:
 
 def _verbatim(answer: Any) -> Any:
     """What callers and workers wrote: a small part of a claimed job; the rest need not be gone through."""
+    return [[job.get(name) for name in VERBATIM] for job in _jobs(answer)]
+
+
+def _payloads(answer: Any) -> Any:
+    """The same of the short form, in which nothing else has numbers of theirs."""
+    return [job.get("payload") for job in _jobs(answer)]
+
+
+def _jobs(answer: Any) -> list[dict[str, Any]]:
     jobs = answer.get("jobs") if isinstance(answer, dict) else None
-    if not isinstance(jobs, list):
-        return answer
-    return [[job.get(name) for name in VERBATIM] for job in jobs if isinstance(job, dict)]
+    return [job for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []

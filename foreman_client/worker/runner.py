@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from foreman_client.blocking import Foreman
-from foreman_client.context import running_job
+from foreman_client.context import running
 from foreman_client.worker.active import LEASE_LOST, MAX_DURATION, SHUTDOWN, ActiveJob
 from foreman_client.worker.blocking_job import BlockingActiveJob
 from foreman_client.worker.outcomes import Defer, Fail, Retry
@@ -29,7 +29,7 @@ class Runner:
 
     async def run(self, task: Task, job: ActiveJob, ended: Callable[[ActiveJob], None]) -> None:
         """Runs as a task of its own, so the context variable is this handler's alone."""
-        running_job.set(job.running())
+        running.set(job.running)
         thread: asyncio.Future[Any] | None = None
         timer = None
         if task.max_duration is not None:

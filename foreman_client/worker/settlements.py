@@ -9,7 +9,6 @@ own, one request per job, in the same round.
 import asyncio
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
@@ -57,7 +56,8 @@ class Settlement:
         self.fields = fields
         self.body: bytes | None = None
         if result is not None:
-            self.body = b'%b,"verb":"%b","result":%b}' % (job.head, verb.encode(), result)
+            # As the server reads it quickest: in this order, and without a space.
+            self.body = b'%b,"verb":"complete","result":%b}' % (job.head, result)
         # Called with whether the server took it.
         self.done: list[Callable[[bool], None]] = []
         self.sent = False
@@ -84,7 +84,7 @@ class Settler:
         self._client = client
         self._patience = patience_seconds
         # By lease: a job that came back while a former run of it is still here has two.
-        self._waiting: dict[str, deque[Settlement]] = {}
+        self._waiting: dict[str, list[Settlement]] = {}
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -98,9 +98,10 @@ class Settler:
         """Queue it, or let it melt into one that has not left yet; answers the one that will be sent."""
         line = self._waiting.get(settlement.job.lease_token)
         if line is None:
-            self._waiting[settlement.job.lease_token] = deque((settlement,))
-            self._empty.clear()
-            self._wake.set()
+            if not self._waiting:
+                self._empty.clear()
+                self._wake.set()
+            self._waiting[settlement.job.lease_token] = [settlement]
             return settlement
         last = line[-1]
         if last.verb == settlement.verb and last.verb in COALESCED and not last.sent and _has_room(last):
@@ -245,16 +246,21 @@ class Settler:
                 job.lease_lost("lease_lost")
 
     def _remove(self, settlement: Settlement) -> None:
-        line = self._waiting.get(settlement.job.lease_token)
+        token = settlement.job.lease_token
+        line = self._waiting.get(token)
         if line and line[0] is settlement:
-            line.popleft()
+            del line[0]
             if not line:
-                self._forget(settlement.job)
+                del self._waiting[token]
+                self._rest_if_empty()
 
     def _forget(self, job: LeasedJob) -> None:
         """Drop all that waits under this lease."""
         for settlement in self._waiting.pop(job.lease_token, ()):
             settlement.finish(False)
+        self._rest_if_empty()
+
+    def _rest_if_empty(self) -> None:
         if not self._waiting:
             self._wake.clear()
             self._empty.set()

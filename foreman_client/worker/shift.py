@@ -170,8 +170,7 @@ class Shift:
         while waiting and len(self._slots) < self._terms.concurrency and not self._stopping.is_set():
             room = self._terms.concurrency - len(self._slots)
             self._begin([waiting.popleft() for _ in range(min(room, len(waiting)))])
-            # One pass for handlers that end at once, one for asyncio to count them out.
-            await asyncio.sleep(0)
+            # One pass for handlers that end at once.
             await asyncio.sleep(0)
         for job in waiting:
             self._settler.put(Settlement(job, "release", {}))
@@ -180,14 +179,15 @@ class Shift:
     def _begin(self, jobs: list[ActiveJob]) -> None:
         for job in jobs:
             task = self._tasks[job.kind]
-            job.interruptible = not task.blocking
+            if task.blocking:
+                job.interruptible = False
             if former := self._active.get(job.job_id):
                 # The same job again: the lease of the run that we still have was given up on.
                 former.lease_lost("lease_lost")
             self._active[job.job_id] = job
-            job.runner = asyncio.create_task(self._runner.run(task, job, self._ended))
+            # Named: to make up a name costs more than to be given one.
+            job.runner = self._loop.create_task(self._run(task, job), name=task.kind)
             self._slots.add(job.runner)
-            job.runner.add_done_callback(self._freed)
         self._loop.call_later(ANNOUNCE_SECONDS, self._announce, jobs)
 
     def _announce(self, jobs: list[ActiveJob]) -> None:
@@ -199,11 +199,16 @@ class Shift:
         if self._active.get(job.job_id) is job:
             del self._active[job.job_id]
 
-    def _freed(self, slot: "asyncio.Task[None]") -> None:
-        self._slots.discard(slot)
-        self._room.set()
-        if not slot.cancelled() and (error := slot.exception()):
-            log.error("a handler's runner broke", exc_info=error)
+    async def _run(self, task: Task, job: ActiveJob) -> None:
+        """Frees its slot itself: a callback would cost another turn of the loop for each job."""
+        try:
+            await self._runner.run(task, job, self._ended)
+        except Exception:
+            log.exception("a handler's runner broke")
+        finally:
+            if job.runner is not None:
+                self._slots.discard(job.runner)
+            self._room.set()
 
     # --- leases --------------------------------------------------------------------------------------------
 

@@ -82,7 +82,13 @@ HANDED_ON = {
     "app.api.dead_letters.dismiss": "app.api.jobs.moved_document",
 }
 # Verbs that are methods: how they are called.
-METHODS = ("self.managed.enqueue", "_intake.managed.enqueue_in", "._claims.claim", "._claims.claim_whole")
+METHODS = (
+    "self.managed.enqueue",
+    "_intake.managed.enqueue_in",
+    "._claims.claim",
+    "._claims.claim_whole",
+    "._claims.claim_brief",
+)
 
 
 def verbs_of_the_store() -> set[str]:
@@ -261,6 +267,13 @@ async def claim_for_a_worker_over_http(database: Database) -> tuple[Changes[Any]
     job_id = await put_one(database)
     said = await Claims(database).claim_whole("default", ["noop"], [Claimant("w", 1, 30)])
     return said, Changes(jobs={job_id}, counts=counted((CLAIMED,)))
+
+
+@scenario(Claims.claim_brief)
+async def claim_briefly(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+    job_id = await put_one(database, webhook_url=URL)
+    said = await Claims(database).claim_brief("default", ["noop"], [Claimant("w", 1, 30)])
+    return said, Changes(jobs={job_id}, webhooks=[(job_id, URL)], counts=counted((CLAIMED,)))
 
 
 @scenario(ManagedEnqueue.enqueue)

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
 from app.store import artifacts, bulk, events, holdings, keys, outbox, queues, schedules, targets, workers
 from app.store.database import Database
-from app.store.job import ClaimedJob, Job, JobSummary, LeasedJob
+from app.store.job import BriefJob, ClaimedJob, Job, JobSummary, LeasedJob
 from app.store.read import Filter, get_job, list_jobs
 from app.store.rows import as_row, as_rows, columns
 from app.store.tables import METADATA
@@ -40,6 +40,7 @@ ROWS: list[tuple[type[msgspec.Struct], str, set[str], set[str]]] = [
     (JobSummary, "jobs", set(), set()),
     (Job, "jobs", {"stored_artifacts"}, set()),
     (LeasedJob, "jobs", {"stored_artifacts"}, {"worker", "ready_at", "lease_token", "lease_seconds"}),
+    (BriefJob, "jobs", set(), {"worker", "ready_at", "lease_token", "lease_seconds", "lease_expires_at"}),
     (ClaimedJob, "jobs", {"started"}, {"ready_at", "lease_token", "lease_seconds"}),
     (events.Event, "events", set(), set()),
     (events.Event, "chatter", set(), set()),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.api.worker_schemas import plain_completion
+from app.api.worker_schemas import plain_completion, plain_completions
 from app.api.workers import _parse_entry
 from app.errors import InvalidRequest
 from app.jobs.states import Verb
@@ -56,3 +56,34 @@ def test_what_is_no_result_is_refused_as_ever(result: str) -> None:
     assert plain_completion(entry(result), 64) is None
     with pytest.raises(InvalidRequest):
         _parse_entry(entry(result), 64)
+
+
+def batch(*entries: bytes) -> bytes:
+    return b"[" + b",".join(entries) + b"]"
+
+
+def test_many_plain_completions_are_read_at_once_to_the_same_effect() -> None:
+    entries = [entry(result) for result in RESULTS]
+    assert plain_completions(batch(*entries)) == [plain_completion(each, 64) for each in entries]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        spelt_otherwise("1"),
+        f"{{{HEAD}}}".encode(),
+        f'{{{HEAD},"result":1,"usage":null}}'.encode(),
+        f'{{{HEAD},"result":1,"result":2}}'.encode(),
+        f'{{"lease_token":"{TOKEN}","job_id":"{JOB}","verb":"complete","result":1}}'.encode(),
+        f'{{"job_id":"{JOB}","lease_token":"\\u0041","verb":"complete","result":1}}'.encode(),
+        f'{{"job_id":"{JOB}","lease_token":"a-b","verb":"complete","result":1}}'.encode(),
+        f'{{"job_id":"{JOB}","lease_token":"é","verb":"complete","result":1}}'.encode(),
+        f'{{"job_id":"{JOB}","lease_token":"","verb":"complete","result":1}}'.encode(),
+        f'{{"job_id":"{JOB}","lease_token":"{TOKEN}","verb":"heartbeat"}}'.encode(),
+        b"1",
+    ],
+)
+def test_one_that_is_not_plain_sends_its_batch_the_general_way(text: bytes) -> None:
+    assert plain_completions(batch(entry("1"), entry("2"))) is not None
+    assert plain_completions(batch(entry("1"), text)) is None
+    assert plain_completions(batch(entry("1")) + b" ") is None
