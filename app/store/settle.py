@@ -158,7 +158,7 @@ WITH input AS (
     WHERE j.id = h.id AND NOT (h.verb = 'start' AND h.was = 'working')
     RETURNING j.id, j.kind, j.seq, j.state, j.reason, j.attempt, j.worker, j.queue, j.lane, j.ready_at, j.webhook_url,
         j.webhook_events, j.run_at, j.concurrency_key, j.has_dependents, j.rank, j.gate, j.fair_value, j.deadline, j.usage,
-        j.usage_booked, j.completed_at, h.was, h.error,{saying(" h.output,")}
+        j.usage_booked, j.completed_at, j.key_number, h.was, h.error,{saying(" h.output,")}
         h.logs_itself AND h.becomes IN ('working', 'done') AS logged_itself,
         CASE j.state WHEN 'cancelled' THEN 'cancel' WHEN 'failed' THEN 'fail' ELSE h.verb END AS verb
 )
