@@ -1,6 +1,7 @@
 """A number for every job with a key, drawn under the lock of the key: who was counted need not be again.
 
 Nothing is filled in: a job without a number is counted by everybody, until it gets a place or ends.
+Servers of the version before draw none, and are stopped before this runs, as for 0009.
 """
 
 import sqlalchemy as sa

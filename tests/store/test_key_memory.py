@@ -1,6 +1,7 @@
 """Whatever one process remembers of a key, and however old that is, it counts all that hold a place of it."""
 
 import random
+from datetime import UTC, datetime
 
 import pytest
 
@@ -10,7 +11,7 @@ from app.store.claims import Claimant, Claims
 from app.store.control import cancel, revive
 from app.store.database import Database
 from app.store.idempotency import Submission
-from app.store.key_memory import KeyMemory
+from app.store.key_memory import KNOWN, KeyMemory, Known, Lines
 from app.store.keys import KeyState, key_lock
 from app.store.locks import lock
 from app.store.managed import ManagedEnqueue
@@ -200,3 +201,86 @@ async def test_every_process_counts_the_same_whatever_it_remembers(
         await play.check()
     await invariants.check_all(database)
     assert len(play.happened) == 12
+
+
+async def test_a_memory_of_another_server_counts_for_nothing(database: Database, book: QueueBook) -> None:
+    """Commits may have been lost with that one: what it said never happened here."""
+    process = Process(database, book)
+    await process.submit(2)
+    [here] = await database.fetch("SELECT pg_postmaster_start_time() AS started")
+    nobody = {KEY: Known((), 1 << 40)}
+    for counted in (process.memory.places, process.memory.waiting):
+        counted.learn(datetime(2026, 1, 1, tzinfo=UTC), nobody)
+    assert (await process.count()).holders == 2
+    # It would be believed if it were of this one.
+    process.memory.places.learn(here["started"], nobody)
+    assert (await process.count()).holders == 0
+    process.memory.places.learn(datetime(2026, 1, 1, tzinfo=UTC), {})
+    assert process.memory.places.sent([KEY]) == ([-1], ["{}"])
+
+
+async def test_more_holders_than_are_remembered_by_their_ids_are_all_counted(database: Database) -> None:
+    many = 2 * KNOWN
+    await queues.configure(database, "keyed", {"key": ["k"], "max_active": many, "max_queued": many})
+    book = QueueBook(database)
+    await book.refresh()
+    process, other = Process(database, book), Process(database, book)
+    await process.submit(many + 5)
+    await other.submit(5)
+    claims = Claims(database, book)
+    claimed = (await claims.claim("keyed", ["noop"], [Claimant("w", 10, 3600)])).answers
+    for _ in range(3):
+        for each in (process, other):
+            await each.submit(1)
+            found = await each.count()
+            assert found.holders == await database.fetchval(HOLDERS, *KEY)
+            assert found.live == await database.fetchval(LIVE, *KEY)
+        done = [claimed.pop(), claimed.pop(0)]
+        await settle(
+            database, [Settlement(each.id, each.lease_token, Verb.COMPLETE, result="null") for each in done]
+        )
+        assert await keys.with_waiting(database, [KEY], process.memory)
+        await keys.ready_next(database, [KEY], process.memory)
+
+
+async def test_who_came_before_the_marks_is_found_by_a_look_from_the_beginning(
+    database: Database, book: QueueBook
+) -> None:
+    """An old job that comes back to stand in line, while it is believed to be known where that begins."""
+    process = Process(database, book)
+    await process.submit(1)
+    await process.submit(MAX_ACTIVE + 2)
+    claims = Claims(database, book)
+    [first, *others] = (await claims.claim("keyed", ["noop"], [Claimant("w", 10, 3600)])).answers
+    retry = Settlement(first.id, first.lease_token, Verb.RETRY, error="{}", delay_seconds=0.0001)
+    await settle(database, [retry])
+    await keys.ready_next(database, [KEY], process.memory)
+    lines = process.memory.lines
+    line = lines._lines.peek(KEY)
+    assert line is not None
+    line.trusted_until = float("inf")
+    ids = [row["id"] for row in await database.fetch("SELECT id FROM queued WHERE gate = 'key'")]
+    await cancel(database, ids, TENANT, None)
+    await write(database, "UPDATE jobs SET gate = 'key' WHERE id = $1", first.id)
+    mark = dict(line.by_rank)
+    line.by_rank = dict.fromkeys(mark, "7ZZZZZZZZZZZZZZZZZZZZZZZZZ")
+    line.backlog = True
+    assert await keys.with_waiting(database, [KEY], process.memory) == []
+    # It is known that this is not certain, and when to look again.
+    assert lines.doubts([KEY]) == {KEY: float("inf")}
+    line.trusted_until = 0
+    assert await keys.with_waiting(database, [KEY], process.memory) == [KEY]
+    assert lines.doubts([KEY]) == {}
+    assert len(others) == MAX_ACTIVE - 1
+
+
+def test_all_ranks_are_looked_at_whatever_is_known_of_them() -> None:
+    lines = Lines()
+    look = lines.begin([KEY])
+    assert look.spans == [['{"-32768"}'], ['{"32767"}'], ['{""}']]
+    ids = ["01M7MK1HJF2JA89D3623TSMKW0", "01M7MK1HJF2JA89D3623TSMKW1"]
+    lines.took(look, KEY, [(ids[1], 4), (ids[0], 4), (ids[1], 0)], full=True)
+    lines.ended(look)
+    line = lines._lines.peek(KEY)
+    assert line is not None
+    assert line.spans() == [(5, 32767, ""), (4, 4, ids[0]), (1, 3, ""), (0, 0, ids[1]), (-32768, -1, "")]
