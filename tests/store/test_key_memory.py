@@ -219,6 +219,21 @@ async def test_a_memory_of_another_server_counts_for_nothing(database: Database,
     assert process.memory.places.sent([KEY]) == ([-1], ["{}"])
 
 
+async def test_a_revived_job_is_counted_by_who_counted_while_it_was_gone(
+    database: Database, book: QueueBook
+) -> None:
+    process = Process(database, book)
+    await process.submit(1)
+    [job_to_fail] = (await Claims(database, book).claim("keyed", ["noop"], [Claimant("w", 1, 3600)])).answers
+    error = '{"code":"x","message":"x","retryable":true}'
+    await settle(database, [Settlement(job_to_fail.id, job_to_fail.lease_token, Verb.FAIL, error=error)])
+    await process.submit(1)
+    await revive(database, [job_to_fail.id], TENANT)
+    found = await process.count()
+    assert (found.holders, found.live) == (1, 2)
+    await invariants.check_all(database)
+
+
 async def test_more_holders_than_are_remembered_by_their_ids_are_all_counted(database: Database) -> None:
     many = 2 * KNOWN
     await queues.configure(database, "keyed", {"key": ["k"], "max_active": many, "max_queued": many})
