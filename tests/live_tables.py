@@ -5,11 +5,11 @@ from typing import Any
 
 QUEUED = """
 SELECT id, queue, lane, rank, ready_at, run_at, gate, concurrency_key, fair_value, deadline,
-       ready_at IS NULL AND reason IS NOT DISTINCT FROM 'target_asleep' AS asleep
+       ready_at IS NULL AND reason IS NOT DISTINCT FROM 'target_asleep' AS asleep, key_number
 FROM jobs WHERE state = 'queued'
 """
 RUNNING = """
-SELECT id, queue, worker, runs_on, concurrency_key, deadline FROM jobs WHERE state IN ('loading', 'working')
+SELECT id, queue, worker, runs_on, concurrency_key, deadline, key_number FROM jobs WHERE state IN ('loading', 'working')
 """
 ENDINGS = """
 SELECT id, queue, state, concurrency_key FROM jobs WHERE completed_at IS NOT NULL AND state <> 'done'
@@ -21,7 +21,7 @@ FOLLOW = f"""
 DELETE FROM queued;
 INSERT INTO queued {QUEUED};
 DELETE FROM running;
-INSERT INTO running (claimed_at, id, queue, worker, runs_on, concurrency_key, deadline)
+INSERT INTO running (claimed_at, id, queue, worker, runs_on, concurrency_key, deadline, key_number)
 SELECT now(), running.* FROM ({RUNNING}) AS running;
 DELETE FROM endings;
 INSERT INTO endings {ENDINGS};

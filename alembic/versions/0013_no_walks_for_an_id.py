@@ -4,7 +4,7 @@ single id in them, too, by walking from one value to the next."""
 from app.store.migrate import build_index, drop_index
 
 revision = "0013"
-down_revision = "0010"
+down_revision = "0012"
 
 
 def upgrade() -> None:

@@ -17,6 +17,7 @@ from app.secretbox import SecretBox
 from app.store import enqueue, read
 from app.store.database import Database
 from app.store.idempotency import Receipt, Submission
+from app.store.key_memory import KeyMemory
 from app.store.managed import ManagedEnqueue
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
@@ -32,13 +33,20 @@ RESOLVE_SECONDS = 1.0
 class Intake:
     """`submit` returns once the jobs are safely in the database."""
 
-    def __init__(self, database: Database, hub: Hub, book: QueueBook, checks: "SubmissionChecks") -> None:
+    def __init__(
+        self,
+        database: Database,
+        hub: Hub,
+        book: QueueBook,
+        checks: "SubmissionChecks",
+        memory: KeyMemory | None = None,
+    ) -> None:
         self._database = database
         self._hub = hub
         self._book = book
         self._checks = checks
         self._known_queues: Remembered[str, None] = Remembered()
-        self.managed = ManagedEnqueue(database, book)
+        self.managed = ManagedEnqueue(database, book, memory)
         self._plain = self._batcher(
             lambda submissions: enqueue.enqueue(database, submissions), in_flight_full=FULL_IN_FLIGHT
         )

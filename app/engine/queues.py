@@ -19,6 +19,7 @@ from app.store.changes import Changes
 from app.store.claims import Claims
 from app.store.database import Database
 from app.store.heads import heads_of
+from app.store.key_memory import KeyMemory
 from app.store.queues import QueueBook
 from app.telemetry import QUEUE_JOBS, QUEUE_OLDEST
 
@@ -35,10 +36,11 @@ class Queues:
         self.census = Census(database)
         self.claims = Claims(database, self.book)
         self.promoter = Promoter(database, hub, settings.poll_seconds)
-        self.unblocker = Unblocker(database, hub, self.book, settings.sweep_seconds)
-        self.intake = Intake(database, hub, self.book, checks)
+        memory = KeyMemory()
+        self.unblocker = Unblocker(database, hub, self.book, settings.sweep_seconds, memory)
+        self.intake = Intake(database, hub, self.book, checks, memory)
         self.settings_refresher = SettingsRefresher(database, hub, self.book)
-        self.reconciler = Reconciler(database, hub, self.book, settings.sweep_seconds)
+        self.reconciler = Reconciler(database, hub, self.book, settings.sweep_seconds, memory)
         self.usual_retention = usual_retention(settings.retention_days, settings.dead_letter_days)
         self.pruner = Pruner(database, hub, self.book, settings.sweep_seconds, self.usual_retention)
         self.scheduler = Scheduler(database, hub, self.intake, settings.poll_seconds)

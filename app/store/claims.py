@@ -67,7 +67,16 @@ _ASSIGNED = """
 
 
 # What a claimed job's rows elsewhere are made of, beside all that its claimer is told.
-_BESIDE = ("seq", "attempt", "worker", "runs_on", "concurrency_key", "deadline", "webhook_events")
+_BESIDE = (
+    "seq",
+    "attempt",
+    "worker",
+    "runs_on",
+    "concurrency_key",
+    "deadline",
+    "key_number",
+    "webhook_events",
+)
 
 # Whose events are rows, in the log or in the outbox; of most jobs they are lines of their history, and nothing else.
 _TELLS = "(NOT logs_itself OR webhook_url IS NOT NULL)"

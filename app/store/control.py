@@ -111,6 +111,8 @@ WITH revived AS (
         state = 'queued', reason = 'revive', attempt = 0, deferrals = 0, error = NULL, completed_at = NULL,
         run_at = now(), ready_at = CASE WHEN j.concurrency_key IS NULL THEN now() END,
         gate = CASE WHEN j.concurrency_key IS NOT NULL THEN 'key' END,
+        -- It comes in without the lock of its key: without a number it is counted by everybody (see key_memory.py).
+        key_number = NULL,
         cancel_requested_at = NULL, cancel_reason = NULL,
         deadline = CASE WHEN j.deadline > now() THEN j.deadline END,
         seq = j.seq + 1, entered_at = now(), updated_at = now()

@@ -182,7 +182,7 @@ WITH input AS (
     FROM input
     {unrepeated}
     RETURNING id, seq, state AS type, state, webhook_url, webhook_events, queue, lane, rank, ready_at, run_at, gate,
-        concurrency_key, fair_value, deadline
+        concurrency_key, fair_value, deadline, key_number
 )
 , entered_queue AS (
     {enter_queue}
@@ -203,8 +203,12 @@ _KEYS = """
 _UNREPEATED = "WHERE owner IS NULL OR owner IN (SELECT owner FROM keys)"
 
 
+# Only under the locks of their keys (see key_memory.py).
+NUMBERED = "CASE WHEN concurrency_key IS NOT NULL THEN nextval('key_numbers') END"
+
+
 @cache
-def enqueue_statement(used: tuple[int, ...], *, one_place: bool = False) -> str:
+def enqueue_statement(used: tuple[int, ...], *, one_place: bool = False, numbered: bool = False) -> str:
     """The statement for a batch that uses these inputs. Arrays cost their encoding, even full of NULLs; and each table
     that a statement writes costs something, even if it writes nothing to it."""
     arrays, names, others = [], [], []
@@ -223,8 +227,8 @@ def enqueue_statement(used: tuple[int, ...], *, one_place: bool = False) -> str:
     return _ENQUEUE.format(
         input=f"SELECT *, {', '.join(others)} FROM unnest({', '.join(arrays)}) AS sent ({', '.join(names)})",
         keys=_KEYS if has_keys else "",
-        stored=", ".join(STORED),
-        values=", ".join(STORED.values()),
+        stored=", ".join((*STORED, "key_number")),
+        values=", ".join((*STORED.values(), NUMBERED if numbered else "NULL")),
         unrepeated=_UNREPEATED if has_keys else "",
         enter_queue=ENTER_QUEUE,
         outbox=OUTBOX if has_webhooks else announced(),
@@ -291,10 +295,10 @@ async def _insert(
     return await insert(connection, rows) if rows.rows else set()
 
 
-async def insert(connection: Runner, rows: Rows) -> set[str]:
-    """Insert these rows, with their events; the ids that are there now."""
+async def insert(connection: Runner, rows: Rows, *, numbered: bool = False) -> set[str]:
+    """Insert these rows, with their events; the ids that are there now. `numbered`: under the locks of their keys."""
     used, one_place, sent = rows.sent()
-    records = await connection.fetch(enqueue_statement(used, one_place=one_place), *sent)
+    records = await connection.fetch(enqueue_statement(used, one_place=one_place, numbered=numbered), *sent)
     return {record["id"] for record in records}
 
 

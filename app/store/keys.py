@@ -5,17 +5,19 @@ A job takes a place of its key from the moment it could be claimed until it runs
 way; so the claim needs no check, and a backlog of a hundred thousand costs it nothing.
 
 There is no counter. Whoever hands out places (enqueue, `ready_next`) holds the key's advisory lock and counts the
-places that are taken; everybody else only gives places back, which needs no lock. Giving back commits first and
+places that are taken, from where it counted last (key_memory.py); everybody else only gives places back, which needs no
+lock. Giving back commits first and
 then asks for `ready_next`: a lock taken after rows would be in the wrong order, and a count in the statement that
 frees the place could not see what was enqueued while it waited. A crash in between is healed by `repair`.
 
 Lock order everywhere: advisory locks (sorted), then rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
+import asyncpg
 import msgspec
 from msgspec import Meta
 
@@ -23,6 +25,7 @@ from app.jobs.shapes import Count, JobId, Moment
 from app.store.changes import Changes
 from app.store.changes import Key as QueueKey
 from app.store.database import Database, Runner
+from app.store.key_memory import SERVER, KeyMemory, Known, array_literal, holding, mark_of, waiting
 from app.store.live import moved_in_queue
 from app.store.locks import lock, lock_number
 from app.store.rows import as_rows, columns
@@ -33,40 +36,43 @@ GATE = "key"
 STEP = 500
 
 
-def _holders(of: str) -> str:
-    """How many places of a key are taken: by those that run, and those that could be claimed any moment."""
-    return f"""(
-        (SELECT count(*) FROM running WHERE queue = {of}.queue AND concurrency_key = {of}.key)
-        + (SELECT count(*) FROM queued WHERE queue = {of}.queue AND concurrency_key = {of}.key AND ready_at IS NOT NULL)
-    )"""
-
-
-def _of_key(row: str, key: str) -> str:
-    """That a row is of this key, as a range of one: so that only the index of keys has its order."""
-    names = f"({row}.queue, {row}.concurrency_key)"
-    return f"{row}.concurrency_key IS NOT NULL AND {names} >= ({key}) AND {names} <= ({key})"
-
-
 def key_lock(key: QueueKey) -> int:
     return lock_number("key", *key)
 
 
+_MAX_ACTIVE = """CASE WHEN queues.settings ? 'key' THEN coalesce((queues.settings->>'max_active')::bigint, 1)
+        ELSE 1000000000 END"""
+
+# Those who wait for the key `asked`, from the marks on: span by span, and in each best rank first, then oldest.
+_SPANS = (
+    "unnest(asked.lows::smallint[], asked.highs::smallint[], asked.firsts::text[]) AS span (low, high, first)"
+)
+_IN_SPAN = f"""q.queue = asked.queue AND q.gate = '{GATE}' AND q.concurrency_key = asked.key
+              AND q.rank BETWEEN span.low AND span.high AND q.id >= span.first"""
+_ROOM = f"greatest(least(asked.free, {STEP}), 0)"
+
 # Which places are free, who is to have them: best rank first, then oldest. When the limit was lowered, those that nobody
 # has claimed yet are taken back, newest first. SKIP LOCKED, because whoever holds such a row is about to move it.
 HOLD_NEXT = f"""
-WITH places AS MATERIALIZED (
-    SELECT asked.queue, asked.key,
-        CASE WHEN queues.settings ? 'key' THEN coalesce((queues.settings->>'max_active')::bigint, 1)
-             ELSE 1000000000 END - {_holders("asked")} AS free
-    FROM unnest($1::text[], $2::text[]) AS asked (queue, key) LEFT JOIN queues ON queues.name = asked.queue
+WITH sent AS MATERIALIZED (
+    SELECT queue, key, {mark_of("mark", "$5::timestamptz")} AS places_mark, ids AS places_ids, lows, highs, firsts
+    FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $6::text[], $7::text[], $8::text[])
+        AS sent (queue, key, mark, ids, lows, highs, firsts)
+)
+, places AS MATERIALIZED (
+    SELECT asked.*, {_MAX_ACTIVE} - taken.jobs AS free, taken.ids, taken.mark
+    FROM sent AS asked CROSS JOIN LATERAL {holding()} AS taken LEFT JOIN queues ON queues.name = asked.queue
 )
 , following AS MATERIALIZED (
-    SELECT next.id, places.queue, places.key FROM places CROSS JOIN LATERAL (
-        SELECT q.id FROM queued q CROSS JOIN LATERAL (
-            SELECT 1 FROM jobs WHERE id = q.id AND state = 'queued' AND gate = '{GATE}' LIMIT 1 FOR UPDATE SKIP LOCKED
-        ) AS held
-        WHERE q.queue = places.queue AND q.gate = '{GATE}' AND q.concurrency_key = places.key
-        ORDER BY q.rank DESC, q.id LIMIT greatest(least(places.free, {STEP}), 0)
+    SELECT next.id, next.rank, asked.queue, asked.key FROM places AS asked CROSS JOIN LATERAL (
+        SELECT found.id, found.rank FROM {_SPANS} CROSS JOIN LATERAL (
+            SELECT q.id, q.rank FROM queued q CROSS JOIN LATERAL (
+                SELECT 1 FROM jobs WHERE id = q.id AND state = 'queued' AND gate = '{GATE}' LIMIT 1 FOR UPDATE SKIP LOCKED
+            ) AS held
+            WHERE {_IN_SPAN}
+            ORDER BY q.rank DESC, q.id LIMIT {_ROOM}
+        ) AS found
+        LIMIT {_ROOM}
     ) AS next
 )
 , too_many AS MATERIALIZED (
@@ -83,23 +89,29 @@ WITH places AS MATERIALIZED (
         ORDER BY holder.rank, holder.id DESC LIMIT greatest(-places.free, 0)
     ) AS last
 )
-SELECT places.queue, places.key,
-    ARRAY(SELECT id FROM following WHERE following.queue = places.queue AND following.key = places.key) AS following,
+SELECT asked.queue, asked.key, asked.free, asked.ids, asked.mark, {SERVER} AS server,
+    ARRAY(
+        SELECT following.id || ' ' || following.rank FROM following
+        WHERE following.queue = asked.queue AND following.key = asked.key
+    ) AS following,
     ARRAY(SELECT id FROM too_many) AS too_many,
-    places.free > (
-        SELECT count(*) FROM following WHERE following.queue = places.queue AND following.key = places.key
+    asked.free > (
+        SELECT count(*) FROM following WHERE following.queue = asked.queue AND following.key = asked.key
     ) AND (
-        SELECT true FROM queued
-        WHERE queue = places.queue AND gate = '{GATE}' AND concurrency_key = places.key
-          AND id NOT IN (SELECT id FROM following)
+        SELECT true FROM {_SPANS} CROSS JOIN LATERAL (
+            SELECT 1 FROM queued q WHERE {_IN_SPAN} AND q.id NOT IN (SELECT id FROM following)
+            ORDER BY q.rank DESC, q.id LIMIT 1
+        ) AS other
         LIMIT 1
     ) IS NOT NULL AS unfinished
-FROM places
+FROM places AS asked
 """
+# A number for the place that each of them gets, under the lock of its key.
 READY = (
     """
 WITH readied AS (
-    UPDATE jobs AS j SET ready_at = now(), gate = NULL, reason = NULL WHERE j.id = ANY ($1::text[]) RETURNING j.*
+    UPDATE jobs AS j SET ready_at = now(), gate = NULL, reason = NULL, key_number = nextval('key_numbers')
+    WHERE j.id = ANY ($1::text[]) RETURNING j.*
 )
 """
     + moved_in_queue("readied")
@@ -119,32 +131,79 @@ WITH taken_back AS (
 # Most keys have nobody waiting; one probe tells, and no lock is taken for them. One who comes to stand in line in
 # this very moment looks again himself, after his commit (see Intake).
 WITH_WAITING = f"""
-SELECT asked.queue, asked.key FROM unnest($1::text[], $2::text[]) AS asked (queue, key)
+SELECT asked.queue, asked.key
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[]) AS asked (queue, key, lows, highs, firsts)
 CROSS JOIN LATERAL (
-    SELECT 1 FROM queued
-    WHERE queue = asked.queue AND gate = '{GATE}' AND concurrency_key = asked.key LIMIT 1
+    SELECT 1 FROM {_SPANS} CROSS JOIN LATERAL (
+        SELECT 1 FROM queued q WHERE {_IN_SPAN} ORDER BY q.rank DESC, q.id LIMIT 1
+    ) AS found
+    LIMIT 1
 ) AS waiting
 """
 
 
-async def with_waiting(database: Database, keys: Sequence[QueueKey]) -> list[QueueKey]:
+async def with_waiting(
+    database: Runner, keys: Sequence[QueueKey], memory: KeyMemory | None = None
+) -> list[QueueKey]:
     """Those of the keys that someone waits for."""
-    rows = await database.fetch(WITH_WAITING, [queue for queue, _ in keys], [key for _, key in keys])
-    return [(row["queue"], row["key"]) for row in rows]
+    if not keys:
+        return []
+    memory = memory or KeyMemory()
+    look = memory.lines.begin(keys)
+    rows = await database.fetch(WITH_WAITING, *_columns(keys), *look.spans)
+    found = [(row["queue"], row["key"]) for row in rows]
+    memory.lines.ended(look, found)
+    return found
 
 
-async def ready_next(database: Database, keys: Sequence[QueueKey]) -> Changes[QueueKey]:
+def _columns(keys: Iterable[QueueKey]) -> tuple[list[str], list[str]]:
+    return [queue for queue, _ in keys], [key for _, key in keys]
+
+
+async def ready_next(
+    database: Database, keys: Sequence[QueueKey], memory: KeyMemory | None = None
+) -> Changes[QueueKey]:
     """Give the free places of these keys to those who wait for them; answers the keys that one step did not finish."""
+    if not keys:
+        return Changes()
+    memory = memory or KeyMemory()
     async with database.transaction() as connection:
         await lock(connection, dict.fromkeys(map(key_lock, keys), True))
-        return await ready_next_locked(connection, keys)
+        rows = await _hold_next(connection, keys, memory)
+        changes = await _ready(connection, rows)
+    found = {(row["queue"], row["key"]): Known(tuple(row["ids"]), row["mark"]) for row in rows}
+    memory.places.learn(rows[0]["server"], found)
+    return changes
 
 
-async def ready_next_locked(connection: Runner, keys: Sequence[QueueKey]) -> Changes[QueueKey]:
+async def ready_next_locked(
+    connection: Runner, keys: Sequence[QueueKey], memory: KeyMemory | None = None
+) -> Changes[QueueKey]:
     """The same, for one who holds the keys' locks already."""
-    rows = await connection.fetch(HOLD_NEXT, [queue for queue, _ in keys], [key for _, key in keys])
+    return await _ready(connection, await _hold_next(connection, keys, memory or KeyMemory()))
+
+
+async def _hold_next(connection: Runner, keys: Sequence[QueueKey], memory: KeyMemory) -> list[asyncpg.Record]:
+    look = memory.lines.begin(keys)
+    counted = memory.places
+    rows = await connection.fetch(
+        HOLD_NEXT, *_columns(keys), *counted.sent(keys), counted.server, *look.spans
+    )
+    for row in rows:
+        taken = [_id_and_rank(each) for each in row["following"]]
+        memory.lines.took(look, (row["queue"], row["key"]), taken, full=len(taken) == row["free"])
+    memory.lines.ended(look)
+    return rows
+
+
+def _id_and_rank(text: str) -> tuple[str, int]:
+    job_id, rank = text.split(" ")
+    return job_id, int(rank)
+
+
+async def _ready(connection: Runner, rows: Sequence[asyncpg.Record]) -> Changes[QueueKey]:
     changes = Changes([(row["queue"], row["key"]) for row in rows if row["unfinished"]])
-    following = [job_id for row in rows for job_id in row["following"]]
+    following = [_id_and_rank(each)[0] for row in rows for each in row["following"]]
     too_many = {job_id for row in rows for job_id in row["too_many"]}
     if following:
         readied = await connection.fetch(READY, following)
@@ -156,34 +215,65 @@ async def ready_next_locked(connection: Runner, keys: Sequence[QueueKey]) -> Cha
     return changes
 
 
-# A loose index scan: one probe per key that has someone waiting, however many wait. Only keys with a free place
-# are told, or with more places taken than there are.
-REPAIR = f"""
-WITH RECURSIVE waiting AS (
-    (SELECT queue, concurrency_key, 1 AS n FROM queued
-     WHERE gate = '{GATE}' AND (queue, gate, concurrency_key) > ($1, '{GATE}', $2)
-     ORDER BY queue, gate, concurrency_key LIMIT 1)
-    UNION ALL
-    SELECT following.queue, following.concurrency_key, waiting.n + 1 FROM waiting CROSS JOIN LATERAL (
-        SELECT queue, concurrency_key FROM queued
-        WHERE gate = '{GATE}'
-          AND (queue, gate, concurrency_key) > (waiting.queue, '{GATE}', waiting.concurrency_key)
-        ORDER BY queue, gate, concurrency_key LIMIT 1
-    ) AS following
-    WHERE waiting.n < $3
+_NEXT_KEY = f"""
+            SELECT queue, concurrency_key FROM queued
+            WHERE gate = '{GATE}' AND (queue, gate, concurrency_key) > ({{after}})
+              AND (queue, gate, concurrency_key) < (gap.to_queue, '{GATE}', gap.to_key)
+            ORDER BY queue, gate, concurrency_key LIMIT 1"""
+# A loose index scan: one probe per key that has someone waiting, however many wait. Between those that are known, of
+# which it is known, too, where to look; in the database's own order.
+WAITING_KEYS = f"""
+WITH ends AS (
+    SELECT $1::text AS queue, $2::text AS key
+    UNION
+    SELECT queue, key FROM unnest($4::text[], $5::text[]) AS known (queue, key)
+    WHERE (queue COLLATE "C", key) > ($1::text, $2::text)
 )
-SELECT waiting.queue, waiting.key,
-    CASE WHEN queues.settings ? 'key' THEN coalesce((queues.settings->>'max_active')::bigint, 1)
-         ELSE 1000000000 END <> {_holders("waiting")} AS wrong
-FROM (SELECT queue, concurrency_key AS key FROM waiting) AS waiting LEFT JOIN queues ON queues.name = waiting.queue
+, gaps AS MATERIALIZED (
+    SELECT queue, key, lead(queue, 1, $6::text) OVER line AS to_queue, lead(key, 1, '') OVER line AS to_key
+    FROM ends WINDOW line AS (ORDER BY queue COLLATE "C", key)
+)
+SELECT found.queue, found.concurrency_key AS key FROM gaps AS gap CROSS JOIN LATERAL (
+    WITH RECURSIVE waiting AS (
+        (SELECT first.*, 1 AS n FROM ({_NEXT_KEY.format(after=f"gap.queue, '{GATE}', gap.key")}
+        ) AS first)
+        UNION ALL
+        SELECT following.*, waiting.n + 1 FROM waiting CROSS JOIN LATERAL (
+            {_NEXT_KEY.format(after=f"waiting.queue, '{GATE}', waiting.concurrency_key")}
+        ) AS following
+        WHERE waiting.n < $3
+    )
+    SELECT queue, concurrency_key FROM waiting
+) AS found
+ORDER BY gap.queue COLLATE "C", gap.key LIMIT $3
+"""
+# Behind all queues.
+_LAST_QUEUE = "\U0010ffff"
+
+# Those with a free place, or with more places taken than there are. Without their locks: nothing is remembered of it.
+REPAIR = f"""
+SELECT asked.queue, asked.key
+FROM (
+    SELECT queue, key, {mark_of("mark", "$5::timestamptz")} AS places_mark, ids AS places_ids
+    FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[]) AS sent (queue, key, mark, ids) OFFSET 0
+) AS asked
+CROSS JOIN LATERAL {holding()} AS taken LEFT JOIN queues ON queues.name = asked.queue
+WHERE {_MAX_ACTIVE} <> taken.jobs
 """
 
 
-async def find_wrong(database: Runner, after: QueueKey, limit: int) -> tuple[list[QueueKey], QueueKey | None]:
+async def find_wrong(
+    database: Runner, after: QueueKey, limit: int, memory: KeyMemory | None = None
+) -> tuple[list[QueueKey], QueueKey | None]:
     """Keys with someone waiting although there is a place, from `after` on; and where to go on from."""
-    rows = await database.fetch(REPAIR, after[0], after[1], limit)
-    wrong = [(row["queue"], row["key"]) for row in rows if row["wrong"]]
-    return wrong, (rows[-1]["queue"], rows[-1]["key"]) if len(rows) == limit else None
+    memory = memory or KeyMemory()
+    known = memory.lines.known()
+    rows = await database.fetch(WAITING_KEYS, *after, limit, *_columns(known), _LAST_QUEUE)
+    found = [(row["queue"], row["key"]) for row in rows]
+    waiting = found + await with_waiting(database, known, memory)
+    asked = (*_columns(waiting), *memory.places.sent(waiting), memory.places.server)
+    wrong = [(row["queue"], row["key"]) for row in await database.fetch(REPAIR, *asked)] if waiting else []
+    return wrong, found[-1] if len(found) == limit else None
 
 
 # Keys of a queue whose limit may have been lowered: those that have places taken.
@@ -242,7 +332,10 @@ WHERE j.state IN ('loading', 'working') ORDER BY j.id
 QUEUED = f"""
 SELECT {columns(KeyWaiter, "j", job_id="j.id")}
 FROM (
-    SELECT q.id FROM queued q WHERE {_of_key("q", "$1, $2")} ORDER BY q.queue, q.concurrency_key, q.id LIMIT $3
+    (SELECT id FROM queued WHERE queue = $1 AND concurrency_key = $2 AND ready_at IS NOT NULL ORDER BY key_number LIMIT $3)
+    UNION ALL
+    (SELECT id FROM queued WHERE queue = $1 AND concurrency_key = $2 AND ready_at IS NULL ORDER BY key_number LIMIT $3)
+    ORDER BY id LIMIT $3
 ) AS waiter
 CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = waiter.id LIMIT 1) AS j
 WHERE j.state = 'queued' ORDER BY j.id
@@ -272,59 +365,97 @@ class KeyState:
     replaceable: list[tuple[str, bool]] = field(default_factory=list)
 
 
-# Counted no further than the limit: beyond it nothing changes.
+# Counted a little further than the limit: beyond it nothing changes.
+_READY_ONES = (
+    "min(id) FILTER (WHERE runs) AS active",
+    "max(id) FILTER (WHERE NOT runs) AS newest",
+    "ARRAY(SELECT id FROM found WHERE NOT runs ORDER BY id LIMIT asked.wanted) AS oldest",
+)
+_OTHERS = ("max(id) AS newest", "ARRAY(SELECT id FROM found ORDER BY id LIMIT asked.wanted) AS oldest")
 PLACES = f"""
-SELECT asked.queue, asked.key, {_holders("asked")} AS holders,
-    (SELECT count(*) FROM (
-        (SELECT 1 FROM queued WHERE queue = asked.queue AND concurrency_key = asked.key LIMIT asked.places)
-        UNION ALL
-        (SELECT 1 FROM running WHERE queue = asked.queue AND concurrency_key = asked.key LIMIT asked.places)
-        LIMIT asked.places
-    ) AS counted) AS live,
-    (SELECT j.id || ':' || j.state FROM (
-        SELECT min(id) AS id FROM running WHERE queue = asked.queue AND concurrency_key = asked.key
-     ) AS holder CROSS JOIN LATERAL (SELECT id, state FROM jobs WHERE id = holder.id LIMIT 1) AS j) AS active,
-    (SELECT max(id) FROM (
-        SELECT id FROM queued WHERE queue = asked.queue AND concurrency_key = asked.key LIMIT 100
-     ) AS queued) AS queued_id
-FROM unnest($1::text[], $2::text[], $3::bigint[]) AS asked (queue, key, places)
+SELECT asked.queue, asked.key, {SERVER} AS server, taken.jobs AS holders, taken.ids, taken.mark,
+    other.jobs AS waiting, other.ids AS waiting_ids, other.mark AS waiting_mark, other.jobs <= asked.most AS whole,
+    greatest(taken.newest, other.newest) AS queued_id, taken.oldest || other.oldest AS oldest,
+    taken.active, (SELECT state FROM jobs WHERE id = taken.active LIMIT 1) AS active_state
+FROM (
+    SELECT queue, key, most, wanted, {mark_of("places_mark", "$9::timestamptz")} AS places_mark, places_ids,
+        {mark_of("waiting_mark", "$10::timestamptz")} AS waiting_mark, waiting_ids
+    FROM unnest($1::text[], $2::text[], $3::bigint[], $4::int[], $5::bigint[], $6::text[], $7::bigint[], $8::text[])
+        AS sent (queue, key, most, wanted, places_mark, places_ids, waiting_mark, waiting_ids) OFFSET 0
+) AS asked
+CROSS JOIN LATERAL {holding(*_READY_ONES)} AS taken CROSS JOIN LATERAL {waiting(*_OTHERS)} AS other
 """
 
 # SKIP LOCKED: one that is being claimed in this moment is as good as active, and is not replaced.
-OLDEST = f"""
+HOLD_OLDEST = """
 SELECT asked.queue, asked.key, oldest.id, oldest.holds
-FROM unnest($1::text[], $2::text[], $3::int[]) AS asked (queue, key, wanted)
+FROM unnest($1::text[], $2::text[], $3::int[], $4::text[]) AS asked (queue, key, wanted, ids)
 CROSS JOIN LATERAL (
-    SELECT held.* FROM queued q CROSS JOIN LATERAL (
-        SELECT id, ready_at IS NOT NULL AS holds FROM jobs WHERE id = q.id AND state = 'queued' LIMIT 1
+    SELECT held.* FROM unnest(asked.ids::text[]) AS found (id) CROSS JOIN LATERAL (
+        SELECT id, ready_at IS NOT NULL AS holds FROM jobs WHERE id = found.id AND state = 'queued' LIMIT 1
         FOR UPDATE SKIP LOCKED
     ) AS held
-    WHERE {_of_key("q", "asked.queue, asked.key")}
-    ORDER BY q.queue, q.concurrency_key, q.id
     LIMIT asked.wanted
 ) AS oldest
 ORDER BY oldest.id
 """
+# In case some of them are just being claimed.
+MORE_THAN_WANTED = 100
 
 
 async def read_states(
-    connection: Runner, limits: Mapping[QueueKey, int], replaceable: Mapping[QueueKey, int]
+    connection: Runner,
+    limits: Mapping[QueueKey, int],
+    replaceable: Mapping[QueueKey, int],
+    memory: KeyMemory,
+    *,
+    learn: bool = False,
 ) -> dict[QueueKey, KeyState]:
-    """The keys as they stand, counted up to the limit of each; with the oldest so many that may be replaced."""
+    """The keys as they stand, counted up to the limit of each; with the oldest so many that may be replaced.
+
+    `learn`: nothing was done yet in this transaction but to lock the keys.
+    """
     if not limits:
         return {}
-    rows = await connection.fetch(PLACES, *map(list, zip(*limits, strict=True)), list(limits.values()))
+    wanted = [replaceable[key] + MORE_THAN_WANTED if key in replaceable else 0 for key in limits]
+    rows = await connection.fetch(
+        PLACES,
+        *_columns(limits),
+        list(limits.values()),
+        wanted,
+        *memory.places.sent(limits),
+        *memory.waiting.sent(limits),
+        memory.places.server,
+        memory.waiting.server,
+    )
+    found = {(row["queue"], row["key"]): row for row in rows}
+    if learn:
+        _learn_of(memory, found)
     states = {
-        (row["queue"], row["key"]): KeyState(
+        key: KeyState(
             row["holders"],
-            row["live"],
-            tuple(row["active"].split(":")) if row["active"] else None,
+            row["holders"] + row["waiting"],
+            (row["active"], row["active_state"]) if row["active"] else None,
             row["queued_id"],
         )
-        for row in rows
+        for key, row in found.items()
     }
     if replaceable:
-        asked = map(list, zip(*replaceable, strict=True))
-        for row in await connection.fetch(OLDEST, *asked, list(replaceable.values())):
+        asked = [array_literal(sorted(found[key]["oldest"])) for key in replaceable]
+        held = await connection.fetch(HOLD_OLDEST, *_columns(replaceable), list(replaceable.values()), asked)
+        for row in held:
             states[row["queue"], row["key"]].replaceable.append((row["id"], row["holds"]))
     return states
+
+
+def _learn_of(memory: KeyMemory, found: Mapping[QueueKey, asyncpg.Record]) -> None:
+    holders = {key: Known(tuple(row["ids"]), row["mark"]) for key, row in found.items()}
+    # Whoever holds a place now may wait later, under the same number.
+    others = {
+        key: Known((*row["waiting_ids"], *row["ids"]), min(row["waiting_mark"], row["mark"]))
+        for key, row in found.items()
+        if row["whole"]
+    }
+    server = next(iter(found.values()))["server"]
+    memory.places.learn(server, holders)
+    memory.waiting.learn(server, others)

@@ -17,9 +17,9 @@ from app.store.history import TAKES_EVENTS
 
 TROUBLED = ", ".join(f"'{state}'" for state in sorted(TERMINAL - {State.DONE}))
 
-_QUEUED = "id, queue, lane, rank, ready_at, run_at, gate, concurrency_key, fair_value, deadline"
+_QUEUED = "id, queue, lane, rank, ready_at, run_at, gate, concurrency_key, fair_value, deadline, key_number"
 _IS_ASLEEP = f"ready_at IS NULL AND reason IS NOT DISTINCT FROM '{TARGET_ASLEEP}'"
-_RUNNING = "id, queue, worker, runs_on, concurrency_key, deadline"
+_RUNNING = "id, queue, worker, runs_on, concurrency_key, deadline, key_number"
 
 
 # The row of a job that a claim has found as `q`: held, unless somebody else holds it or it is no longer as it was found.
@@ -39,7 +39,7 @@ def enter_queue_again(rows: str) -> str:
     INSERT INTO queued ({_QUEUED}, asleep) SELECT {_QUEUED}, {_IS_ASLEEP} FROM {rows} WHERE state = 'queued'
     ON CONFLICT (id) DO UPDATE SET
         ready_at = excluded.ready_at, run_at = excluded.run_at, gate = excluded.gate, deadline = excluded.deadline,
-        asleep = excluded.asleep
+        asleep = excluded.asleep, key_number = excluded.key_number
 )
 """
 
@@ -48,8 +48,9 @@ def moved_in_queue(rows: str) -> str:
     """For those that stay queued, but become claimable, or are held back."""
     return f"""
 , moved_in_queue AS (
-    UPDATE queued AS q SET ready_at = m.ready_at, run_at = m.run_at, gate = m.gate, asleep = m.asleep
-    FROM (SELECT id, ready_at, run_at, gate, {_IS_ASLEEP} AS asleep FROM {rows}) AS m
+    UPDATE queued AS q SET ready_at = m.ready_at, run_at = m.run_at, gate = m.gate, asleep = m.asleep,
+        key_number = m.key_number
+    FROM (SELECT id, ready_at, run_at, gate, key_number, {_IS_ASLEEP} AS asleep FROM {rows}) AS m
     WHERE q.id = ANY (ARRAY(SELECT id FROM {rows})) AND q.id = m.id
 )
 """

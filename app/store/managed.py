@@ -22,6 +22,7 @@ from app.store.depth import Demand, Depths, RevokedError
 from app.store.effects import moved
 from app.store.enqueue import RELATED, Enqueued, Rows, accept, indexed, insert, lock_parents, parent_problem
 from app.store.idempotency import Answer, IdempotencyKeys, Receipt, Submission
+from app.store.key_memory import KeyMemory
 from app.store.keys import KeyState
 from app.store.live import end, leave_queue
 from app.store.locks import lock
@@ -83,10 +84,11 @@ def _key(job: NewJob) -> Key | None:
 class ManagedEnqueue:
     """Enqueues into managed queues, and what waits for other jobs."""
 
-    def __init__(self, database: Database, book: QueueBook) -> None:
+    def __init__(self, database: Database, book: QueueBook, memory: KeyMemory | None = None) -> None:
         self._database = database
         self._book = book
         self._depths = Depths(book)
+        self._memory = memory or KeyMemory()
 
     async def enqueue(self, submissions: Sequence[Submission]) -> Enqueued:
         """Enqueue all of them in one commit; each is answered on its own."""
@@ -94,7 +96,7 @@ class ManagedEnqueue:
             demand = self._depths.demand(_jobs(submissions), reserve=True)
             try:
                 async with self._database.transaction() as connection:
-                    enqueued = await self._enqueue(connection, submissions, demand)
+                    enqueued = await self._enqueue(connection, submissions, demand, learn=True)
             except RevokedError as revoked:
                 self._depths.forget(revoked.queues)
             else:
@@ -107,7 +109,7 @@ class ManagedEnqueue:
         return await self._enqueue(connection, submissions, demand)
 
     async def _enqueue(
-        self, connection: Runner, submissions: Sequence[Submission], demand: Demand
+        self, connection: Runner, submissions: Sequence[Submission], demand: Demand, *, learn: bool = False
     ) -> Enqueued:
         jobs = _jobs(submissions)
         held = sorted({key for job in jobs if (key := _key(job)) is not None})
@@ -117,7 +119,7 @@ class ManagedEnqueue:
         idempotency = IdempotencyKeys(submissions)
         fresh = await idempotency.take(connection, receipts)
         related = await _lock_related(connection, jobs)
-        plan = _Plan(await self._key_states(connection, held, jobs), room)
+        plan = _Plan(await self._key_states(connection, held, jobs, learn=learn), room)
         enqueued = Enqueued()
         for n in fresh:
             receipts[n] = self._decide(submissions[n], plan, related, enqueued)
@@ -129,7 +131,7 @@ class ManagedEnqueue:
             key for job, gate in plan.rows if gate == keys.GATE and (key := _key(job)) is not None
         }
         if plan.unsettled:
-            enqueued.add(await keys.ready_next_locked(connection, sorted(plan.unsettled)))
+            enqueued.add(await keys.ready_next_locked(connection, sorted(plan.unsettled), self._memory))
         enqueued.answers = [each or RuntimeError("an enqueue was not answered") for each in receipts]
         for refusal in enqueued.answers:
             if isinstance(refusal, ForemanError):
@@ -137,7 +139,7 @@ class ManagedEnqueue:
         return enqueued
 
     async def _key_states(
-        self, connection: Runner, held: Sequence[Key], jobs: Sequence[NewJob]
+        self, connection: Runner, held: Sequence[Key], jobs: Sequence[NewJob], *, learn: bool
     ) -> dict[Key, KeyState]:
         limits, replaceable = {}, {}
         newcomers = Counter(map(_key, jobs))
@@ -146,7 +148,7 @@ class ManagedEnqueue:
             limits[key] = rules.max_active + rules.max_queued if rules else 1
             if rules and rules.when_full == "replace-oldest":
                 replaceable[key] = newcomers[key]
-        return await keys.read_states(connection, limits, replaceable)
+        return await keys.read_states(connection, limits, replaceable, self._memory, learn=learn)
 
     # -- deciding ----------------------------------------------------------------------------------
 
@@ -223,7 +225,7 @@ async def _write(connection: Runner, plan: _Plan, related: dict[str, asyncpg.Rec
     rows = Rows()
     for job, gate in plan.rows:
         rows.add(job, Submission([job], job.tenant), related, gate)
-    await insert(connection, rows)
+    await insert(connection, rows, numbered=True)
     if plan.waits:
         await dependencies.add(connection, plan.waits)
     if plan.skips:

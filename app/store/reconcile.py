@@ -13,6 +13,7 @@ from app.jobs.queue_settings import QueueRules
 from app.store import keys
 from app.store.changes import Changes
 from app.store.database import Database
+from app.store.key_memory import KeyMemory
 from app.store.queues import QueueBook
 
 STEP = 500
@@ -28,13 +29,13 @@ RECONCILED = "UPDATE queues SET reconciled_at = $2 WHERE name = $1"
 NOW = "SELECT now() AS now"
 
 
-async def reconcile(database: Database, book: QueueBook) -> Changes[str]:
+async def reconcile(database: Database, book: QueueBook, memory: KeyMemory | None = None) -> Changes[str]:
     """Bring all queues with changed settings in line; answers which they were."""
     changes: Changes[str] = Changes()
     for row in await database.fetch(UNRECONCILED):
         changes.answers.append(row["name"])
         began = (await database.fetch(NOW))[0]["now"]
-        await _reconcile_keys(database, row["name"], changes)
+        await _reconcile_keys(database, row["name"], changes, memory or KeyMemory())
         rules = book.rules(row["name"])
         if rules is not None and rules.settings.fair_by is not None:
             await _reconcile_turns(database, rules)
@@ -42,11 +43,11 @@ async def reconcile(database: Database, book: QueueBook) -> Changes[str]:
     return changes
 
 
-async def _reconcile_keys(database: Database, queue: str, changes: Changes[str]) -> None:
+async def _reconcile_keys(database: Database, queue: str, changes: Changes[str], memory: KeyMemory) -> None:
     """Hand out and take back places, key by key."""
     after = ""
     while held := await keys.held_keys(database, queue, after, STEP):
-        changes.add(await keys.ready_next(database, [(queue, key) for key in held]))
+        changes.add(await keys.ready_next(database, [(queue, key) for key in held], memory))
         after = held[-1]
 
 

@@ -39,6 +39,10 @@ class Remembered(Generic[Name, Hint]):
         hint = hints[name] = hints.pop(name)
         return hint
 
+    def peek(self, name: Name) -> Hint | None:
+        """What is known of it, by somebody who does not use it."""
+        return self._hints.get(name)
+
     def put(self, name: Name, hint: Hint) -> None:
         self._hints.pop(name, None)
         self._hints[name] = hint

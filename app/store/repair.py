@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from app.store import dependencies, keys, live, locks
 from app.store.changes import Key
 from app.store.database import Database
+from app.store.key_memory import KeyMemory
 
 MAX_KEYS = 20_000
 MAX_DEPENDENCIES = 5_000
@@ -31,13 +32,13 @@ class Undone:
     place: Place
 
 
-async def find_undone(database: Database, place: Place) -> Undone | None:
+async def find_undone(database: Database, place: Place, memory: KeyMemory | None = None) -> Undone | None:
     """Keys with free places that someone waits for, and ended jobs that someone waits for; None when another
     replica is looking."""
     async with database.transaction() as connection:
         if not await connection.fetchval(ONE_AT_A_TIME):
             return None
-        wrong, key = await keys.find_wrong(connection, place.key, MAX_KEYS)
+        wrong, key = await keys.find_wrong(connection, place.key, MAX_KEYS, memory)
         ended, dependency = await dependencies.find_unresolved(connection, place.dependency, MAX_DEPENDENCIES)
         queued = await live.forget_strays(connection, "queued", place.queued, MAX_LIVE)
         running = await live.forget_strays(connection, "running", place.running, MAX_LIVE)

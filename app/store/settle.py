@@ -174,7 +174,7 @@ WITH input AS (
     WHERE {looked_up("j.id", "h.id")} AND NOT ({verb} = 'start' AND h.was = 'working')
     RETURNING j.id, j.kind, j.seq, j.state, j.reason, j.attempt, j.worker, j.queue, j.lane, j.ready_at, j.webhook_url,
         j.webhook_events, j.run_at, j.concurrency_key, j.has_dependents, j.rank, j.gate, j.fair_value, j.deadline, j.usage,
-        j.usage_booked, j.completed_at, h.was, {error} AS error,{" h.output," if says else ""}
+        j.usage_booked, j.completed_at, j.key_number, h.was, {error} AS error,{" h.output," if says else ""}
         h.logs_itself AND {becomes} IN ('working', 'done') AS logged_itself,
         CASE {becomes} WHEN 'cancelled' THEN 'cancel' WHEN 'failed' THEN 'fail' ELSE {verb} END AS verb
 )

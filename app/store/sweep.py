@@ -8,6 +8,7 @@ until those who hold them had their turn. A database that only hangs is no outag
 given up by the second look that finds it expired, and in between the database answered for long enough to renew it.
 """
 
+import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,10 +19,10 @@ import asyncpg
 
 from app.store import locks
 from app.store.changes import Changes, Failure
-from app.store.database import Database
+from app.store.database import Database, Runner
 from app.store.effects import MOVED, moved
 from app.store.live import end, leave_queue, leave_run, move_held, stop
-from app.store.low_water import THE_BEGINNING
+from app.store.low_water import RESCAN_SHARE, THE_BEGINNING
 from app.store.tallies import tally
 from app.telemetry import SWEPT
 
@@ -37,6 +38,8 @@ CONFIRM_SECONDS = 1.0
 # A claim is seen at its commit, which comes later than the moment that it carries.
 CLAIM_SLACK = timedelta(seconds=60)
 LOOK_AT_ALL = timedelta(minutes=5)
+# What has a deadline is seen at its commit, and with a claim it is elsewhere, at the commit of that.
+LATE_SLACK = timedelta(seconds=10)
 # No lease ever ran out before this.
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -143,9 +146,25 @@ WITH superseded AS (
 )
 
 
+_IS_LATE = """
+        SELECT 1 FROM jobs
+        WHERE id = live.id AND state IN ('queued', 'loading', 'working') AND deadline <= now()
+        LIMIT 1 FOR UPDATE SKIP LOCKED"""
+
+
 def _hold_late(table: str) -> str:
-    """One probe per queue that has deadlines finds its first; each queue with something late has an equal share of the
-    round (as in PROMOTE)."""
+    """Longest late first, from the mark on: what had a deadline and is gone is stepped over (as in HOLD_DUE)."""
+    return f"""
+SELECT live.id FROM {table} AS live CROSS JOIN LATERAL ({_IS_LATE}
+    ) AS held
+WHERE live.deadline <= now() AND live.deadline >= $2::timestamptz
+ORDER BY live.deadline LIMIT $1
+"""
+
+
+def _hold_late_crowd(table: str) -> str:
+    """The same where they are many: one probe per queue that has deadlines finds its first; each queue with something late
+    has an equal share of the round (as in HOLD_CROWD)."""
     return f"""
 WITH RECURSIVE first AS (
     (SELECT queue, deadline FROM {table} WHERE deadline IS NOT NULL ORDER BY queue, deadline LIMIT 1)
@@ -157,19 +176,30 @@ WITH RECURSIVE first AS (
 )
 , crowds AS MATERIALIZED (SELECT queue FROM first WHERE deadline <= now() ORDER BY random() LIMIT $1)
 SELECT found.id FROM crowds CROSS JOIN LATERAL (
-    SELECT live.id FROM {table} AS live CROSS JOIN LATERAL (
-        SELECT 1 FROM jobs
-        WHERE id = live.id AND state IN ('queued', 'loading', 'working') AND deadline <= now()
-        LIMIT 1 FOR UPDATE SKIP LOCKED
+    SELECT live.id FROM {table} AS live CROSS JOIN LATERAL ({_IS_LATE}
     ) AS held
     WHERE live.queue = crowds.queue AND live.deadline <= now()
-    ORDER BY live.deadline LIMIT greatest($1 / (SELECT count(*) FROM crowds), 1)
+    ORDER BY live.queue, live.deadline LIMIT greatest($1 / (SELECT count(*) FROM crowds), 1)
 ) AS found
 """
 
 
 HOLD_LATE_QUEUED = _hold_late("queued")
 HOLD_LATE_RUNNING = _hold_late("running")
+HOLD_LATE_CROWD_QUEUED = _hold_late_crowd("queued")
+HOLD_LATE_CROWD_RUNNING = _hold_late_crowd("running")
+_LATE = (
+    (HOLD_LATE_QUEUED, HOLD_LATE_CROWD_QUEUED),
+    (HOLD_LATE_RUNNING, HOLD_LATE_CROWD_RUNNING),
+)
+
+# Since when something is late still, because somebody holds it in this moment.
+STILL_LATE = """
+SELECT coalesce(least(
+    (SELECT deadline FROM queued WHERE deadline <= now() AND deadline >= $1::timestamptz ORDER BY deadline LIMIT 1),
+    (SELECT deadline FROM running WHERE deadline <= now() AND deadline >= $1::timestamptz ORDER BY deadline LIMIT 1)
+), now()) AS since
+"""
 
 # queued, loading, working → expired; a running worker finds its lease gone.
 EXPIRE = (
@@ -257,6 +287,7 @@ class Watchfulness:
         self._looks: deque[Look] = deque()
         self._oldest_run: datetime | None = None
         self._looks_at_all_at = NEVER
+        self.late = LateMark()
 
     def failed(self) -> None:
         """The database was away, or something else kept us from looking."""
@@ -272,6 +303,7 @@ class Watchfulness:
             self._looks.clear()
             # Its clock may have been set back, or be another server's.
             self._oldest_run = None
+            self.late = LateMark()
         wait = max(self._blind_until or now, database_started + self._grace) - now
         if wait > timedelta(0):
             return wait.total_seconds()
@@ -301,7 +333,26 @@ class Watchfulness:
         return self._oldest_run
 
 
-_VERBS = {"cancel": END_GRACE, "expire": EXPIRE, "rescue": RESCUE, "supersede": SUPERSEDE}
+class LateMark:
+    """Before which no deadline of a live job lies, as one process knows it. A job that comes with a deadline that has
+    passed already is found by the next look from the beginning: as a rule that is the next one at all, and only where it
+    takes long, because of a transaction held open elsewhere, it comes after so many times as long."""
+
+    def __init__(self) -> None:
+        self._at = THE_BEGINNING
+        self._trusted_until = 0.0
+
+    def current(self) -> datetime:
+        return self._at if time.monotonic() < self._trusted_until else THE_BEGINNING
+
+    def learn(self, mark: datetime, late_from: datetime, seconds: float) -> None:
+        """From this mark on there is nothing late any more before that moment; and how long the look took."""
+        self._at = late_from - LATE_SLACK
+        if mark is THE_BEGINNING:
+            self._trusted_until = time.monotonic() + RESCAN_SHARE * seconds
+
+
+_VERBS = {"cancel": END_GRACE, "rescue": RESCUE, "supersede": SUPERSEDE}
 
 
 @dataclass(slots=True)
@@ -348,7 +399,9 @@ async def sweep(
             return rows
 
         await move("cancel", HOLD_OVERDUE, cancel_grace_seconds, oldest)
-        expired = await move("expire", HOLD_LATE_QUEUED) + await move("expire", HOLD_LATE_RUNNING)
+        swept.full |= await _expire(
+            connection, swept, LateMark() if watchfulness is None else watchfulness.late
+        )
         if swept.blind_seconds == 0:
             rescued = await move("rescue", HOLD_LOST, lost_before, oldest)
             swept.changes.failed = [
@@ -361,6 +414,21 @@ async def sweep(
             [found] = await connection.fetch(END_LOOK, lost_before, clock["now"], oldest)
             watchfulness.looked(clock["now"], found["now"], found["oldest"])
             swept.unconfirmed = found["unconfirmed"]
-    # Where queues share what expires, one's part may be full long before the batch is.
-    swept.full |= len({job["queue"] for job in expired}) > 1
     return swept
+
+
+async def _expire(connection: Runner, swept: Swept, late: LateMark) -> bool:
+    """Whatever is late, waiting or running; whether there may be more."""
+    mark, began = late.current(), time.monotonic()
+    is_crowd = False
+    for hold, hold_crowd in _LATE:
+        held = await connection.fetch(hold, BATCH + 1, mark)
+        if len(held) > BATCH:
+            is_crowd = True
+            held = await connection.fetch(hold_crowd, BATCH)
+        if held:
+            swept.take("expire", await connection.fetch(EXPIRE, [row["id"] for row in held]))
+    if not is_crowd:
+        [still] = await connection.fetch(STILL_LATE, mark)
+        late.learn(mark, still["since"], time.monotonic() - began)
+    return is_crowd

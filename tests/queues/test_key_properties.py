@@ -25,6 +25,7 @@ from app.store.database import Database
 from app.store.history import ALL_EVENTS
 from app.store.idempotency import Receipt, Submission
 from app.store.job import LeasedJob
+from app.store.key_memory import KeyMemory
 from app.store.managed import ManagedEnqueue
 from app.store.promote import promote
 from app.store.queues import QueueBook
@@ -68,7 +69,8 @@ class World:
     rules: QueueRules
     dice: random.Random
     hub: Hub
-    admission: ManagedEnqueue
+    # One for each process: each with a memory of its own, and the last one's is hardly ever of today.
+    admissions: list[ManagedEnqueue]
     accepted: set[str] = field(default_factory=set)
     coalesced: list[tuple[str, str]] = field(default_factory=list)
     replaced: int = 0
@@ -102,7 +104,8 @@ class World:
                 for _ in range(self.dice.randrange(1, 12))
             ]
             left -= len(several)
-            admitted = await self.admission.enqueue(several)
+            [admission] = self.dice.choices(self.admissions, [10, 10, 1])
+            admitted = await admission.enqueue(several)
             for submission, receipt in zip(several, admitted.answers, strict=True):
                 if not isinstance(receipt, Receipt):
                     self.refused += 1
@@ -183,10 +186,13 @@ async def play(url: str, seed: int, chosen: dict[str, Any]) -> World:
     book = QueueBook(database)
     await book.refresh()
     hub = Hub(database, None, 1)
-    unblocker = ForgetfulUnblocker(database, hub, book, 0.1)
-    unblocker.dice = random.Random(seed + 1)
-    world = World(database, queue, rules, random.Random(seed), hub, ManagedEnqueue(database, book))
-    await unblocker.start()
+    memories = [KeyMemory(), KeyMemory(), KeyMemory()]
+    unblockers = [ForgetfulUnblocker(database, hub, book, 0.1, memory) for memory in memories[:2]]
+    admissions = [ManagedEnqueue(database, book, memory) for memory in memories]
+    world = World(database, queue, rules, random.Random(seed), hub, admissions)
+    for number, unblocker in enumerate(unblockers, start=1):
+        unblocker.dice = random.Random(seed + number)
+        await unblocker.start()
     others = [
         asyncio.create_task(each)
         for each in (world.look(), world.tidy(), *(world.work(number) for number in range(WORKERS)))
@@ -203,7 +209,8 @@ async def play(url: str, seed: int, chosen: dict[str, Any]) -> World:
             task.cancel()
         with contextlib.suppress(BaseException):
             await asyncio.gather(*others)
-        await unblocker.stop()
+        for unblocker in unblockers:
+            await unblocker.stop()
         await database.close()
     return world
 

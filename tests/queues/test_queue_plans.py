@@ -9,6 +9,7 @@ import itertools
 import json
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import asyncpg
@@ -21,7 +22,8 @@ from app.store.census import LOOK
 from app.store.claims import CLAIM_FAIRLY
 from app.store.database import IN_ORDER, PLANNING
 from app.store.depth import DEPTH
-from app.store.keys import OLDEST, PLACES
+from app.store.key_memory import Counted, Known, Lines
+from app.store.keys import PLACES
 from app.store.limits import RUNNING
 from app.store.low_water import THE_BEGINNING
 from app.store.promote import HOLD_CROWD, HOLD_DUE, NEXT_DUE
@@ -116,17 +118,39 @@ def scans_jobs_whole(plan: dict[str, Any]) -> bool:
 
 FREE_KEYS = [f"free{n}" for n in range(100)]
 QUEUES = ["keyed"] * 100
+SPANS = Lines().begin([("keyed", key) for key in FREE_KEYS]).spans
+
+
+def all_counted() -> Counted:
+    """Some hold places of each key, as somebody remembers."""
+    known = Counted()
+    known.learn(
+        datetime(2026, 1, 1, tzinfo=UTC), {("keyed", key): Known(("A", "B"), 1000) for key in FREE_KEYS}
+    )
+    return known
+
+
+def counted(of: list[str], known: Counted | None = None) -> tuple[Any, ...]:
+    known = known or Counted()
+    asked = [("keyed", key) for key in of]
+    return (["keyed"] * len(of), of, *known.sent(asked), known.server)
+
+
+def places_of(of: list[str], known: Counted) -> tuple[Any, ...]:
+    queues, asked, marks, ids, server = counted(of, known)
+    return (queues, asked, [1000] * len(of), [101] * len(of), marks, ids, marks, ids, server, server)
 
 
 @pytest.mark.parametrize(
     ("statement", "arguments"),
     [
-        (PLACES, (QUEUES, FREE_KEYS, [1000] * 100)),
-        (OLDEST, (QUEUES, FREE_KEYS, [1] * 100)),
-        (keys.HOLD_NEXT, (QUEUES, FREE_KEYS)),
-        (keys.WITH_WAITING, (QUEUES, FREE_KEYS)),
+        (PLACES, places_of(FREE_KEYS, Counted())),
+        (PLACES, places_of(FREE_KEYS, all_counted())),
+        (keys.HOLD_NEXT, (*counted(FREE_KEYS), *SPANS)),
+        (keys.WITH_WAITING, (QUEUES, FREE_KEYS, *SPANS)),
+        (keys.REPAIR, counted(FREE_KEYS)),
     ],
-    ids=["places", "oldest", "hold_next", "with_waiting"],
+    ids=["places", "places_of_known_keys", "hold_next", "with_waiting", "repair"],
 )
 def test_a_hundred_free_keys_are_a_hundred_look_ups(
     filled: str, statement: str, arguments: tuple[Any, ...]
@@ -137,15 +161,19 @@ def test_a_hundred_free_keys_are_a_hundred_look_ups(
 
 
 def test_the_next_of_a_busy_key_is_found_without_the_others(filled: str) -> None:
-    plan, buffers = explain(filled, keys.HOLD_NEXT, ["keyed", "keyed"], ["busy0", "busy1"])
+    spans = [each[:2] for each in SPANS]
+    plan, buffers = explain(filled, keys.HOLD_NEXT, *counted(["busy0", "busy1"]), *spans)
     assert not scans_jobs_whole(plan)
     assert buffers < 300
 
 
 def test_the_repair_visits_each_waiting_key_once(filled: str) -> None:
-    plan, buffers = explain(filled, keys.REPAIR, "", "", 1000)
-    assert not scans_jobs_whole(plan)
-    assert buffers < 200
+    for known in ([], ["busy0", "never"]):
+        asked = ("", "", 1000, ["keyed"] * len(known), known, "~")
+        plan, buffers = explain(filled, keys.WAITING_KEYS, *asked)
+        assert plan["Actual Rows"] == (1 if known else 2)
+        assert not scans_jobs_whole(plan)
+        assert buffers < 200
 
 
 def test_a_fair_claim_reads_what_it_takes(filled: str) -> None:

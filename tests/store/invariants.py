@@ -14,6 +14,10 @@ from app.store.database import Database
 from app.store.history import ALL_EVENTS
 from tests import live_tables
 
+SHARED_NUMBERS = (
+    "SELECT key_number FROM jobs WHERE key_number IS NOT NULL GROUP BY key_number HAVING count(*) > 1"
+)
+
 
 async def check_all(database: Database, job_ids: Iterable[str] | None = None) -> int:
     """Check all jobs, or these; returns how many there were."""
@@ -33,6 +37,7 @@ async def check_all(database: Database, job_ids: Iterable[str] | None = None) ->
             f"SELECT job_id, seq, type FROM deliveries WHERE {chosen.format('job_id')}", wanted
         )
         await live_tables.check(connection)
+        assert await connection.fetch(SHARED_NUMBERS) == [], "a number that was drawn twice"
     by_job: dict[str, list[asyncpg.Record]] = {job["id"]: [] for job in jobs}
     for event in events:
         assert event["job_id"] in by_job, f"an event of no job: {dict(event)}"
@@ -59,6 +64,7 @@ def check(job: asyncpg.Record, events: list[asyncpg.Record]) -> None:
     assert (job["lease_token"] is not None) == running, ("lease_token", job["state"])
     assert (job["lease_expires_at"] is not None) == running, ("lease_expires_at", job["state"])
     assert 0 <= job["attempt"] <= job["max_attempts"]
+    assert job["key_number"] is None or job["concurrency_key"] is not None, "a number without a key"
     if job["state"] == State.FAILED:
         assert job["error"] is not None
         assert set(orjson.loads(job["error"])) == {"code", "message", "retryable"}

@@ -26,12 +26,15 @@ from app.store.read import GET, MAX_LOOKED, POSITION, SHARING, Filter, list_stat
 from app.store.settle import HEARTBEAT
 from app.store.sweep import (
     END_LOOK,
+    HOLD_LATE_CROWD_QUEUED,
+    HOLD_LATE_CROWD_RUNNING,
     HOLD_LATE_QUEUED,
     HOLD_LATE_RUNNING,
     HOLD_LOST,
     HOLD_OVERDUE,
     HOLD_STALE,
     NEVER,
+    STILL_LATE,
 )
 from tests.conftest import TEMPLATE
 from tests.live_tables import follow_jobs
@@ -244,8 +247,11 @@ async def test_the_heads_are_found_by_one_probe_per_lane(
         (HOLD_LOST, (500, datetime(2100, 1, 1, tzinfo=UTC), THE_BEGINNING), "running_pkey"),
         (HOLD_STALE, (500, None, THE_BEGINNING), "running_pkey"),
         (END_LOOK, (NEVER, NEVER, THE_BEGINNING), "running_pkey"),
-        (HOLD_LATE_QUEUED, (500,), "queued_deadlines"),
-        (HOLD_LATE_RUNNING, (500,), "running_deadlines"),
+        (HOLD_LATE_QUEUED, (500, THE_BEGINNING), "queued_late"),
+        (HOLD_LATE_RUNNING, (500, THE_BEGINNING), "running_late"),
+        (HOLD_LATE_CROWD_QUEUED, (500,), "queued_deadlines"),
+        (HOLD_LATE_CROWD_RUNNING, (500,), "running_deadlines"),
+        (STILL_LATE, (THE_BEGINNING,), "queued_late"),
         (HOLD_OVERDUE, (500, 10.0, THE_BEGINNING), "running_pkey"),
         (HOLD_DUE, (1000, THE_BEGINNING), "queued_due"),
         (HOLD_CROWD, (1000,), "queued_waiting"),
@@ -258,6 +264,9 @@ async def test_the_heads_are_found_by_one_probe_per_lane(
         "end_look",
         "expire_queued",
         "expire_running",
+        "expire_many_queued",
+        "expire_many_running",
+        "still_late",
         "end_grace",
         "promote",
         "promote_a_crowd",

@@ -102,6 +102,8 @@ class Job(SQLModel, table=True):
     # Fingerprint of the last settlement, so that the very same one sent twice is answered alike.
     settlement: str | None = text()
     concurrency_key: str | None = text(sent=Sent())
+    # Drawn from KEY_NUMBERS under the lock of its key, when it comes in and whenever it gets a place of the key.
+    key_number: int | None = column(sa.BigInteger)
     # What holds a queued job back beside time: `key` (its key is busy) or `waiting_for` (other jobs).
     gate: str | None = text()
     # Whose turn it takes in a queue with fair_by.

@@ -15,6 +15,10 @@ from app.store.tables.columns import ID, TIME, column, flag, index, primary, tex
 
 IS_CLAIMABLE = "ready_at IS NOT NULL"
 IS_WAITING = "ready_at IS NULL AND gate IS NULL"
+HAS_KEY = "concurrency_key IS NOT NULL"
+
+# Ascends with every number that is drawn, whoever draws it and whatever became of the one before; never cached.
+KEY_NUMBERS = sa.Sequence("key_numbers", metadata=SQLModel.metadata)
 
 
 class Queued(SQLModel, table=True):
@@ -36,11 +40,11 @@ class Queued(SQLModel, table=True):
         index("queued_waiting", "queue, run_at", IS_WAITING),
         # What waits for something other than time: its key's turn, other jobs. Next of a key comes first.
         index("queued_gated", "queue, gate, concurrency_key, rank DESC, id", "gate IS NOT NULL"),
-        # Who of a key waits, oldest first; and who of them could be claimed, and so holds one of its places.
-        index("queued_keys", "queue, concurrency_key, id", "concurrency_key IS NOT NULL"),
-        index(
-            "queued_key_holders", "queue, concurrency_key", f"concurrency_key IS NOT NULL AND {IS_CLAIMABLE}"
-        ),
+        # Who of a key could be claimed, and so holds one of its places, and who could not: both are counted.
+        index("queued_key_places", "queue, concurrency_key, key_number", f"{HAS_KEY} AND {IS_CLAIMABLE}"),
+        index("queued_key_waiting", "queue, concurrency_key, key_number", f"{HAS_KEY} AND ready_at IS NULL"),
+        # Whose deadline has passed; and the same queue by queue, where they are many.
+        index("queued_late", "deadline", "deadline IS NOT NULL"),
         index("queued_deadlines", "queue, deadline", "deadline IS NOT NULL"),
         # Whom the answer of a target wakes; and which targets are needed, however many wait for them.
         index("queued_asleep", "id", "asleep"),
@@ -59,6 +63,7 @@ class Queued(SQLModel, table=True):
     fair_value: str | None = column(ID)
     deadline: datetime | None = time()
     asleep: bool = flag()
+    key_number: int | None = column(sa.BigInteger)
 
 
 class Running(SQLModel, table=True):
@@ -68,7 +73,9 @@ class Running(SQLModel, table=True):
     __table_args__ = (
         # Which is deleted when a run ends. Not the primary key: a claim could never be stopped by what another left.
         index("running_by_id", "id"),
-        index("running_keys", "queue, concurrency_key", "concurrency_key IS NOT NULL"),
+        # Who holds a place of a key.
+        index("running_key_places", "queue, concurrency_key, key_number", HAS_KEY),
+        index("running_late", "deadline", "deadline IS NOT NULL"),
         index("running_deadlines", "queue, deadline", "deadline IS NOT NULL"),
         # The slots of a target.
         index("running_on_target", "runs_on", "runs_on IS NOT NULL"),
@@ -83,6 +90,7 @@ class Running(SQLModel, table=True):
     runs_on: str | None = text()
     concurrency_key: str | None = text()
     deadline: datetime | None = time()
+    key_number: int | None = column(sa.BigInteger)
 
 
 class Ending(SQLModel, table=True):
