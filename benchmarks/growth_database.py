@@ -63,8 +63,8 @@ def _scheduled(queue: str) -> dict[str, object]:
 
 
 async def tidy(dsn: str) -> None:
-    """Remove what is dead. Left to itself PostgreSQL puts off those whose pages are few (under 2 % of the table), and
-    counts what it put off as dead."""
+    """Remove what is dead. Left to itself PostgreSQL puts off what lies on few pages (under 2 %), and
+    counts it as dead."""
     connection = await asyncpg.connect(dsn)
     try:
         await connection.execute("VACUUM (ANALYZE, INDEX_CLEANUP ON)", timeout=3600)

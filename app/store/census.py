@@ -26,7 +26,7 @@ NEVER = datetime.min.replace(tzinfo=UTC)
 
 LOOK = f"""
 SELECT queue, 'ready' AS part, count(*)::bigint AS jobs, min(ready_at) AS since, NULL::text AS oldest
-FROM queued WHERE ready_at IS NOT NULL GROUP BY queue
+FROM queued WHERE ready_at IS NOT NULL AND lane >= '' GROUP BY queue
 UNION ALL
 SELECT queue, gate, count(*), NULL, min(id)
 FROM queued WHERE gate IS NOT NULL GROUP BY queue, gate

@@ -149,7 +149,7 @@ async def _reserved_by_others(connection: Runner, queue: str, own: str) -> int:
 # Waiting jobs by each of the three reasons, each from its own index.
 DEPTH = """
 SELECT count(*) FROM (
-    (SELECT 1 FROM queued WHERE queue = $1 AND ready_at IS NOT NULL LIMIT $2)
+    (SELECT 1 FROM queued WHERE queue = $1 AND lane >= '' AND ready_at IS NOT NULL LIMIT $2)
     UNION ALL
     (SELECT 1 FROM queued WHERE queue = $1 AND gate IS NOT NULL LIMIT $2)
     UNION ALL

@@ -29,12 +29,12 @@ class Head:
 HEADS = """
 WITH RECURSIVE heads AS (
     (SELECT queue, lane, rank, ready_at, id FROM queued
-     WHERE ready_at IS NOT NULL AND (queue, lane) > ($1::text, $2::text)
+     WHERE ready_at IS NOT NULL AND lane >= '' AND (queue, lane) > ($1::text, $2::text)
      ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1)
     UNION ALL
     SELECT following.* FROM heads CROSS JOIN LATERAL (
         SELECT queue, lane, rank, ready_at, id FROM queued
-        WHERE ready_at IS NOT NULL AND (queue, lane) > (heads.queue, heads.lane)
+        WHERE ready_at IS NOT NULL AND lane >= '' AND (queue, lane) > (heads.queue, heads.lane)
         ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1
     ) AS following
 )

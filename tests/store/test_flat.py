@@ -95,7 +95,7 @@ async def test_claims_of_a_queue_with_max_running(database: Database) -> None:
         await run_all(database, claims, "ruled")
         claims.place_freed("ruled")
 
-    await is_flat(database, look, "running_pkey", "queued_claimable")
+    await is_flat(database, look, "running_pkey", "queued_by_lane")
 
 
 @pytest.mark.usefixtures("held_open")
@@ -120,7 +120,7 @@ async def test_the_heads_of_a_queue(database: Database) -> None:
         assert (head.queue, head.lane) == ("default", "noop")
         await run_all(database, claims, "default")
 
-    await is_flat(database, look, "queued_claimable")
+    await is_flat(database, look, "queued_by_lane")
 
 
 @pytest.mark.usefixtures("held_open")
