@@ -18,6 +18,8 @@ _ENVELOPE = frozenset(
 
 
 _PLAIN = frozenset({"id", "object", "created", "model", "system_fingerprint", "choices"})
+# Ollama says the role with every word.
+_PLAIN_DELTA = frozenset({"role", "content"})
 _PLAIN_CHOICE = frozenset({"index", "delta", "finish_reason", "logprobs"})
 
 
@@ -54,9 +56,11 @@ def plain_text(chunk: Frame) -> str | None:
     if not choice.keys() <= _PLAIN_CHOICE or choice.get("finish_reason") or choice.get("logprobs"):
         return None
     delta = choice.get("delta")
-    if choice.get("index") != 0 or not isinstance(delta, dict) or delta.keys() != {"content"}:
+    if choice.get("index") != 0 or not isinstance(delta, dict) or not delta.keys() <= _PLAIN_DELTA:
         return None
-    text = delta["content"]
+    if delta.get("role", "assistant") != "assistant":
+        return None
+    text = delta.get("content")
     return text if isinstance(text, str) else None
 
 
@@ -124,6 +128,11 @@ class OpenAIReader(AnswerReader):
             if _has_output(choice):
                 self._first_output_at = self._first_output_at or at
                 self._last_output_at = at
+
+    def note_text(self, text: str, at: datetime) -> None:
+        if text:
+            self._first_output_at = self._first_output_at or at
+            self._last_output_at = at
 
     def deltas(self, frame: Frame) -> list[Delta]:
         deltas = []
