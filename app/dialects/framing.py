@@ -77,16 +77,23 @@ class TextDecoder(FrameDecoder):
         super().__init__(sse=sse)
         self._plain_text = plain_text
         self._before: bytes | None = None
-        self._behind = b""
+        self._behind = self._ending = b""
         self._attempts = _ATTEMPTS
 
     def hear(self, data: bytes) -> list[Frame | str]:
         """Frames; and instead of one that only repeats the one before it, but for its text, that text."""
+        before = self._before
+        if before is not None and not self._rest and data.endswith(self._ending):
+            # Nearly always: one frame, no more and no less. There is no end of a line within a JSON string.
+            text = self._text_between(data, before, self._ending)
+            if text is not None:
+                return [text]
         heard: list[Frame | str] = []
         for line in self._lines(data):
             if not line:
                 continue
-            text = None if self._before is None else self._text_between(line, self._before)
+            before = self._before
+            text = None if before is None else self._text_between(line, before, self._behind)
             if text is not None:
                 heard.append(text)
                 continue
@@ -95,11 +102,11 @@ class TextDecoder(FrameDecoder):
                 self._learn(line, frame)
         return heard
 
-    def _text_between(self, line: bytes, before: bytes) -> str | None:
-        if not line.startswith(before) or not line.endswith(self._behind):
+    def _text_between(self, data: bytes, before: bytes, behind: bytes) -> str | None:
+        if not data.startswith(before) or not data.endswith(behind):
             return None
         try:
-            return _read_text(line[len(before) : len(line) - len(self._behind)])
+            return _read_text(data[len(before) : len(data) - len(behind)])
         except msgspec.DecodeError:
             return None
 
@@ -122,6 +129,7 @@ class TextDecoder(FrameDecoder):
             return
         if probed:
             self._before, self._behind = before, behind
+            self._ending = behind + (b"\n\n" if self._sse else b"\n")
 
 
 def parse_frame(data: bytes) -> Frame:

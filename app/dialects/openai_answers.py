@@ -313,6 +313,8 @@ class _Choice:
     def __init__(self) -> None:
         self._is_chat = False
         self._message: Frame = {"role": "assistant", "content": None}
+        # What was said since the message was last whole: to join a long answer word by word takes its time.
+        self._said: list[str] = []
         self._text = ""
         self._calls = CallAssembler()
         self._logprobs: Frame | None = None
@@ -327,6 +329,10 @@ class _Choice:
         said = choice.get("delta", choice.get("message"))
         if isinstance(said, dict):
             self._is_chat = True
+            if said.keys() == {"content"} and isinstance(said["content"], str):
+                self._said.append(said["content"])
+                return
+            self._join_said()
             if "tool_calls" in said:
                 self._calls.add(as_list(said["tool_calls"]))
                 said = {name: value for name, value in said.items() if name != "tool_calls"}
@@ -335,11 +341,17 @@ class _Choice:
     def say(self, text: str, *, chat: bool) -> None:
         if chat:
             self._is_chat = True
-            self._message["content"] = as_text(self._message["content"]) + text
+            self._said.append(text)
         else:
             self._text += text
 
+    def _join_said(self) -> None:
+        if self._said:
+            self._message["content"] = as_text(self._message["content"]) + "".join(self._said)
+            self._said.clear()
+
     def whole(self) -> Frame:
+        self._join_said()
         ending = {"logprobs": self._logprobs, "finish_reason": self.finish_reason}
         if not self._is_chat:
             return {"text": self._text, **ending}
