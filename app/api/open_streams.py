@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -15,6 +16,8 @@ from app.errors import RateLimited
 from app.telemetry import STREAMS, STREAMS_REFUSED
 
 RETRY_AFTER_SECONDS = 5.0
+# Where a server offers, as an extension of ASGI, to write without a task that waits for it (see AtOnce).
+AT_ONCE = "foreman.at_once"
 
 HEADERS = [
     (b"cache-control", b"no-store"),
@@ -58,12 +61,24 @@ def is_stream(scope: Scope) -> None:
     scope["state"]["stream"] = True
 
 
+class AtOnce(Protocol):
+    """Writes to the caller right where it is called, as long as nothing has to be waited for."""
+
+    def is_ready(self) -> bool:
+        """Whether the answer has begun, and the caller is there and not behind."""
+
+    def write(self, body: bytes) -> None:
+        """The next piece of the answer. Only when ready."""
+
+
 class OpenStream:
     """One open answer: `begin` it, `say` what there is; `gone` once the caller has hung up."""
 
-    def __init__(self, send: Send, hanging_up: "asyncio.Future[None]") -> None:
+    def __init__(self, send: Send, hanging_up: "asyncio.Future[None]", at_once: AtOnce | None = None) -> None:
         self._send = send
         self._hanging_up = hanging_up
+        # Not for whoever is in the middle of a `say`: that may be waiting with what comes first.
+        self.at_once = at_once
         self.begun = False
         self._ended = False
 
@@ -87,13 +102,14 @@ class OpenStream:
 
 @contextlib.asynccontextmanager
 async def answering(
-    receive: Receive, send: Send, on_hang_up: Callable[[], object]
+    receive: Receive, send: Send, on_hang_up: Callable[[], object], scope: Scope | None = None
 ) -> AsyncIterator[OpenStream]:
     """An answer that is still to begin; it is complete when the block is left without an error."""
+    at_once = scope.get("extensions", {}).get(AT_ONCE) if scope else None
     hanging_up = asyncio.ensure_future(_hang_up(receive))
     hanging_up.add_done_callback(lambda _: on_hang_up())
     try:
-        stream = OpenStream(send, hanging_up)
+        stream = OpenStream(send, hanging_up, at_once)
         yield stream
         await stream.end()
     finally:

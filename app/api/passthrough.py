@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -32,6 +33,7 @@ from app.dialects.shapes import Kind
 from app.errors import ForemanError, InvalidRequest, Unavailable
 from app.events.follow import Ended, Followed, Follower, Output, Restarted
 from app.events.frames import ENDINGS, FAILED
+from app.events.live_output import Part
 from app.jobs import verbatim
 from app.jobs.states import LIVE
 from app.jobs.submission import TEN_YEARS, Extensions, NewJob, is_name, new_job
@@ -168,7 +170,7 @@ class Waiting(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Refused before there is a job, when this process has its fill of streams.
         with self._services.streams.place("answers") if self._call.streams else contextlib.nullcontext():
-            async with answering(receive, send, self._caller_left) as self._stream:
+            async with answering(receive, send, self._caller_left, scope) as self._stream:
                 try:
                     await self._talk()
                 except Exception:
@@ -206,19 +208,21 @@ class Waiting(Response):
         except Unavailable as problem:
             await self._error(503, problem.detail)
 
-    def _follow(self, *, fresh: bool) -> AsyncGenerator[Sequence[Followed], None]:
+    def _follow(self, writer: AnswerWriter, *, fresh: bool) -> AsyncGenerator[Sequence[Followed], None]:
         services, tenant = self._services, self._call.job.tenant
         follower = Follower(services.database, services.hub, services.live, self._job_id, tenant)
         self._follower = follower
         if self._stream.gone:
             follower.abandon()
-        return follower.follow(services.settings.keep_alive_seconds, fresh=fresh)
+        return follower.follow(
+            services.settings.keep_alive_seconds, fresh=fresh, tell_now=partial(self._tell_now, writer)
+        )
 
     async def _tell(self, *, fresh: bool = False) -> None:
         call = self._call
         model, now = call.job.model or "", datetime.now(UTC)
         writer = call.dialect.writer(call.kind, model, self._job_id, now, include_usage=call.include_usage)
-        async with contextlib.aclosing(self._follow(fresh=fresh)) as following:
+        async with contextlib.aclosing(self._follow(writer, fresh=fresh)) as following:
             async for told in following:
                 last = told[-1]
                 if call.streams and isinstance(told[0], Output):
@@ -239,6 +243,17 @@ class Waiting(Response):
                         return
                     case _:
                         await self._keep_alive(writer)
+
+    def _tell_now(self, writer: AnswerWriter, part: Part) -> bool:
+        """From the target's socket to the caller's in one go, once the answer has begun."""
+        if not self._call.streams:
+            # The answer comes as a whole.
+            return True
+        at_once = self._stream.at_once
+        if at_once is None or not at_once.is_ready():
+            return False
+        at_once.write(self._call.dialect.encode(writer.say(part, datetime.now(UTC))))
+        return True
 
     def _frames(self, writer: AnswerWriter, told: Sequence[Followed]) -> bytes:
         """What came together leaves together, in one write."""

@@ -18,6 +18,8 @@ _ENVELOPE = frozenset(
 
 
 _PLAIN = frozenset({"id", "object", "created", "model", "system_fingerprint", "choices"})
+# Ollama says the role with every word.
+_PLAIN_DELTA = frozenset({"role", "content"})
 _PLAIN_CHOICE = frozenset({"index", "delta", "finish_reason", "logprobs"})
 
 
@@ -54,9 +56,11 @@ def plain_text(chunk: Frame) -> str | None:
     if not choice.keys() <= _PLAIN_CHOICE or choice.get("finish_reason") or choice.get("logprobs"):
         return None
     delta = choice.get("delta")
-    if choice.get("index") != 0 or not isinstance(delta, dict) or delta.keys() != {"content"}:
+    if choice.get("index") != 0 or not isinstance(delta, dict) or not delta.keys() <= _PLAIN_DELTA:
         return None
-    text = delta["content"]
+    if delta.get("role", "assistant") != "assistant":
+        return None
+    text = delta.get("content")
     return text if isinstance(text, str) else None
 
 
@@ -124,6 +128,11 @@ class OpenAIReader(AnswerReader):
             if _has_output(choice):
                 self._first_output_at = self._first_output_at or at
                 self._last_output_at = at
+
+    def note_text(self, text: str, at: datetime) -> None:
+        if text:
+            self._first_output_at = self._first_output_at or at
+            self._last_output_at = at
 
     def deltas(self, frame: Frame) -> list[Delta]:
         deltas = []
@@ -304,6 +313,8 @@ class _Choice:
     def __init__(self) -> None:
         self._is_chat = False
         self._message: Frame = {"role": "assistant", "content": None}
+        # What was said since the message was last whole: to join a long answer word by word takes its time.
+        self._said: list[str] = []
         self._text = ""
         self._calls = CallAssembler()
         self._logprobs: Frame | None = None
@@ -318,6 +329,10 @@ class _Choice:
         said = choice.get("delta", choice.get("message"))
         if isinstance(said, dict):
             self._is_chat = True
+            if said.keys() == {"content"} and isinstance(said["content"], str):
+                self._said.append(said["content"])
+                return
+            self._join_said()
             if "tool_calls" in said:
                 self._calls.add(as_list(said["tool_calls"]))
                 said = {name: value for name, value in said.items() if name != "tool_calls"}
@@ -326,11 +341,17 @@ class _Choice:
     def say(self, text: str, *, chat: bool) -> None:
         if chat:
             self._is_chat = True
-            self._message["content"] = as_text(self._message["content"]) + text
+            self._said.append(text)
         else:
             self._text += text
 
+    def _join_said(self) -> None:
+        if self._said:
+            self._message["content"] = as_text(self._message["content"]) + "".join(self._said)
+            self._said.clear()
+
     def whole(self) -> Frame:
+        self._join_said()
         ending = {"logprobs": self._logprobs, "finish_reason": self.finish_reason}
         if not self._is_chat:
             return {"text": self._text, **ending}

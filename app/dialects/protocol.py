@@ -9,11 +9,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from app.dialects.framing import EVENT_STREAM, NDJSON, FrameDecoder
+from app.dialects.framing import EVENT_STREAM, NDJSON, FrameDecoder, TextDecoder
 from app.dialects.neutral import Delta, End, Part, Request
 from app.dialects.runner import RunnerOptions
 from app.dialects.shapes import Frame, GarbledAnswer, Kind, error_message
@@ -87,6 +88,10 @@ class AnswerReader(ABC):
     @abstractmethod
     def note(self, frame: Frame, at: datetime) -> None: ...
 
+    def note_text(self, text: str, at: datetime) -> None:
+        """The same for a frame that is the last one again, but for its text."""
+        return
+
     @abstractmethod
     def deltas(self, frame: Frame) -> list[Delta]:
         """What a frame says, after it was noted."""
@@ -154,7 +159,7 @@ class Fold(ABC):
 
     @abstractmethod
     def say(self, text: str) -> None:
-        """The same as a frame that goes on with the first choice's text and says nothing else."""
+        """The same as a frame that goes on with the first choice's text and says nothing else that is new."""
 
     @abstractmethod
     def _add(self, frame: Frame) -> None: ...
@@ -241,6 +246,10 @@ class Dialect(ABC):
 
     def decoder(self) -> FrameDecoder:
         return FrameDecoder(sse=self.sse)
+
+    def text_decoder(self, kind: Kind) -> TextDecoder:
+        """The same for the answers of a target, which are nearly all text."""
+        return TextDecoder(partial(self.plain_text, kind), sse=self.sse)
 
     def encode(self, frame: Frame) -> bytes:
         body = msgspec.json.encode(frame)

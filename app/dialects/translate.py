@@ -86,6 +86,12 @@ class ResponseTranslator:
             self._reader.note(frame, at)
         return text
 
+    def repeats(self, text: str, at: datetime) -> bool:
+        """The last frame once more, but for its text; False when the answer is over already."""
+        if not self.finished:
+            self._reader.note_text(text, at)
+        return not self.finished
+
     def finish(self, at: datetime) -> list[Frame]:
         """The source has ended."""
         if self.finished:

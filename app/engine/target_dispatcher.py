@@ -115,7 +115,7 @@ class TargetDispatcher(Loop):
         if polling:
             self._looked = now
             self._queues.update(head.queue for head in await self._walk.next_page() if is_llm_lane(head.lane))
-        waiting = [head for head in await self._worker.claims.heads(self._queues) if is_llm_lane(head.lane)]
+        waiting = await self._waiting() if self._queues else []
         self._queues = {head.queue for head in waiting}
         self._backlog = bool(waiting)
         if not waiting:
@@ -128,6 +128,9 @@ class TargetDispatcher(Loop):
             return 0
         pauses = [target.breaker.seconds_left(now) for target, _ in self._pools.values()]
         return min((pause for pause in pauses if pause > 0), default=None)
+
+    async def _waiting(self) -> list[Head]:
+        return [head for head in await self._worker.claims.heads(self._queues) if is_llm_lane(head.lane)]
 
     async def _serve_at_once(self, hinted: set[tuple[str, str]]) -> bool:
         """Nobody was waiting, and what came has room: there is nothing to choose between.

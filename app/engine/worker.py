@@ -300,7 +300,7 @@ class Worker:
             run.executing = False
             run.pool.running -= 1
             run.pool.settling += 1
-            self._claimer.wake()
+            self._has_room(run.pool)
             output: str | None = None
             if run.transcript is not None:
                 output = await run.transcript.finish(result_follows=isinstance(outcome, Succeeded))
@@ -324,6 +324,11 @@ class Worker:
             if self._runs.get(run.job.id) is run:
                 del self._runs[run.job.id]
             run.pool.on_settled()
+            self._has_room(run.pool)
+
+    def _has_room(self, pool: Pool) -> None:
+        """Claims for the others are not made here."""
+        if pool in self._pools:
             self._claimer.wake()
 
     async def _execute(self, run: Run) -> Outcome | None:

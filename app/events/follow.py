@@ -7,12 +7,13 @@ reader is told, because what was sent cannot be taken back.
 """
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import orjson
+import structlog
 
 from app.errors import InvalidRequest, NotFound, Unavailable
 from app.events.hub import Hub, Watch
@@ -71,6 +72,10 @@ _WITHOUT_OUTPUT: tuple[str, ...] = (_BEGINS,)
 AWAY_SECONDS = 1.0
 
 Unit = str | dict[str, Any]
+# Tells the reader a piece without waiting for anything; False when that is not possible now.
+TellNow = Callable[[Part], bool]
+
+log = structlog.get_logger()
 
 
 class _DivergedError(Exception):
@@ -97,6 +102,9 @@ class Follower:
         # Of a run in this process: how far it was heard, and when it was last told on.
         self._reached = 0
         self._spoke = 0.0
+        # Waiting for the run's next word, with nothing of the last ones still on its way to the reader.
+        self._is_listening = False
+        self._tell_now: TellNow | None = None
         # What the reader has from an earlier run, as far as the new one has not yet repeated it.
         self._past: list[Unit] | None = None
         # A row is missing: the rest comes from the result, if positions in it are those of the run. They are
@@ -118,13 +126,16 @@ class Follower:
             self._watch.ring()
 
     async def follow(
-        self, quiet_seconds: float, *, fresh: bool = False
+        self, quiet_seconds: float, *, fresh: bool = False, tell_now: TellNow | None = None
     ) -> AsyncGenerator[Sequence[Followed], None]:
         """Pieces in order, `Quiet` at least every `quiet_seconds`, and one of the two last words, once.
 
         What is there together comes together, so that it can be sent together. `fresh`: the job was enqueued
-        just now, so there is nothing to read before something happens.
+        just now, so there is nothing to read before something happens. `tell_now` is asked to take a piece
+        right where the run says it; those that it takes do not come here, and a reader who waits for nothing
+        else costs no turn of the loop for each word.
         """
+        self._tell_now = tell_now
         with self._hub.watch(self._job_id) as watch:
             self._watch = watch
             try:
@@ -135,7 +146,7 @@ class Follower:
                     live = self._live_outputs.get(self._job_id)
                     # An older run that does not know yet that it lost its lease is not listened to.
                     if live is not None and live.run >= self._run:
-                        with live.heard_by(watch), watch.hearing():
+                        with live.heard_by(self._ear(live, watch)), watch.hearing():
                             await self._enter_live(live)
                             while (heard := await self._hear(live, watch, quiet_seconds)) is not None:
                                 yield heard
@@ -196,11 +207,44 @@ class Follower:
                 self._seq, self._types, self._result_fits = live.run, _WITHOUT_OUTPUT, False
                 return None
             else:
-                await watch.wait(max(0.01, quiet_seconds - (time.monotonic() - self._spoke)))
+                self._is_listening = True
+                try:
+                    await watch.wait(max(0.01, quiet_seconds - (time.monotonic() - self._spoke)))
+                finally:
+                    self._is_listening = False
             if time.monotonic() - self._spoke >= quiet_seconds:
                 self._spoke = time.monotonic()
                 return [Quiet("working")]
         return None
+
+    def _ear(self, live: LiveOutput, watch: Watch) -> Callable[[], None]:
+        """What the run calls with each word: the reader is told at once, or its task is woken to do it."""
+
+        def heard() -> None:
+            if not self._is_listening or not self._was_told_now(live):
+                watch.ring()
+
+        return heard if self._tell_now is not None else watch.ring
+
+    def _was_told_now(self, live: LiveOutput) -> bool:
+        """Only the next word of a run that was heard so far, and nothing that has to be compared."""
+        if self._tell_now is None or live.closed or self._past is not None or self._hole:
+            return False
+        start, part = live.last()
+        if not start == self._reached == self._position:
+            return False
+        try:
+            if not self._tell_now(part):
+                return False
+        except Exception:
+            # It is this reader's trouble and not the run's: its task meets it again, and ends with it.
+            log.debug("follower.not_told_now", job_id=self._job_id, exc_info=True)
+            return False
+        self._reached = self._position = live.end
+        self._spoke = time.monotonic()
+        if not isinstance(part, str):
+            self._result_fits = False
+        return True
 
     def _has_heard(self, live: LiveOutput) -> bool:
         """All of that run, and nothing that it did not say."""

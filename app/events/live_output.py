@@ -11,8 +11,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from app.loops.alarm import Alarm
-
 Part = str | dict[str, Any]
 
 # Tokens are strings of a few letters with fifty bytes of overhead each: once that many stand in a row,
@@ -39,7 +37,7 @@ class LiveOutput:
         # Position at which each part begins.
         self._starts: list[int] = []
         self._joined = 0
-        self._listeners: set[Alarm] = set()
+        self._listeners: set[Callable[[], None]] = set()
 
     def add(self, part: Part) -> None:
         self._parts.append(part)
@@ -65,17 +63,21 @@ class LiveOutput:
         return list(zip(self._starts[first:until], self._parts[first:until], strict=True))
 
     @contextlib.contextmanager
-    def heard_by(self, alarm: Alarm) -> Iterator[None]:
-        """Rings whenever there is more, and at the end."""
-        self._listeners.add(alarm)
+    def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:
+        """Called whenever there is more, and at the end. It must not raise: that would end the run."""
+        self._listeners.add(listener)
         try:
             yield
         finally:
-            self._listeners.discard(alarm)
+            self._listeners.discard(listener)
+
+    def last(self) -> tuple[int, Part]:
+        """The newest part, with where it begins; there must be one."""
+        return self._starts[-1], self._parts[-1]
 
     def _ring(self) -> None:
-        for alarm in self._listeners:
-            alarm.ring()
+        for listener in self._listeners:
+            listener()
 
     def _join(self) -> None:
         """Join the older texts that stand side by side; positions stay what they are."""

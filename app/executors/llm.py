@@ -179,11 +179,14 @@ class LlmExecutor:
             if kind == "embed":
                 answer.take(parse_frame(await response.read(MAX_WHOLE_BYTES)))
                 return
-            decoder = dialect.decoder()
+            decoder = dialect.text_decoder(kind)
 
             def take(chunk: bytes) -> None:
-                for frame in decoder.feed(chunk):
-                    answer.take(frame)
+                for heard in decoder.hear(chunk):
+                    if isinstance(heard, str):
+                        answer.repeat(heard)
+                    else:
+                        answer.take(heard)
 
             await response.pour(take)
             for frame in decoder.finish():
@@ -304,6 +307,12 @@ class TargetAnswer:
             return
         for each in self._translator.feed(frame, now):
             self._tell(each)
+
+    def repeat(self, text: str) -> None:
+        """The last frame once more, but with this text."""
+        if self._translator.repeats(text, datetime.now(UTC)):
+            self._fold.say(text)
+            self._context.output(text)
 
     def end(self) -> None:
         """The target has nothing more to say."""

@@ -55,6 +55,7 @@ class Connection(asyncio.Protocol):
         self._sink: Sink | None = None
         self._objection: Exception | None = None
         self._heard_at = 0.0
+        self._time: Callable[[], float] = lambda: 0.0
 
     @property
     def is_reusable(self) -> bool:
@@ -113,7 +114,7 @@ class Connection(asyncio.Protocol):
         A reader that is woken for each chunk would cost more than most of what comes.
         """
         loop = asyncio.get_running_loop()
-        self._sink, self._heard_at = sink, loop.time()
+        self._sink, self._heard_at, self._time = sink, loop.time(), loop.time
         try:
             if self._body:
                 self._pour()
@@ -187,7 +188,7 @@ class Connection(asyncio.Protocol):
         if self._is_answering:
             self._enforce_limits()
         if self._sink is not None and self._is_answering:
-            self._heard_at = asyncio.get_running_loop().time()
+            self._heard_at = self._time()
         else:
             self._came.ring()
 

@@ -29,8 +29,10 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.api.edge import EVENT_STREAM
+from app.api.open_streams import AT_ONCE
 from app.api.problems import problem_body
 from app.errors import ForemanError, HeadersTooLarge, MethodNotAllowed, RequestTimeout, Unparsable
+from app.server.at_once import AnswerAtOnce
 from app.server.connection import Connection, Flow
 from app.server.framing import (
     END_OF_HEAD,
@@ -286,6 +288,8 @@ class PacedProtocol(HttpToolsProtocol):
         self._progress()
         length = body_length(self.headers)
         super().on_headers_complete()
+        extensions: dict[str, Any] = {AT_ONCE: AnswerAtOnce(self.cycle)}
+        self.scope["extensions"] = extensions
         self._place = length
         if self._place == IN_CHUNKED_BODY:
             self.headers = Trailers()

@@ -9,8 +9,8 @@ import contextlib
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import asyncpg
 
@@ -100,6 +100,32 @@ IN_ORDER = (
 AS_EVER = "RESET plan_cache_mode; RESET enable_seqscan; RESET enable_bitmapscan; RESET enable_sort"
 
 
+# PostgreSQL's own types have the same numbers everywhere; what is made later, or at initdb, may have others.
+OWN_TYPES_BELOW = 10_000
+
+
+class Connection(asyncpg.Connection):  # type: ignore[misc]  # the driver has no types
+    """What one connection has found out about PostgreSQL's own types, the others know as well.
+
+    The driver asks for arrays of numbers or times anew on each connection, and that costs PostgreSQL more than all
+    that the first caller of the connection wanted. There is no public way to tell it.
+    """
+
+    __slots__ = ()
+    _own_types: ClassVar[dict[frozenset[int], Any]] = {}
+
+    async def _introspect_types(self, typeoids: Iterable[int], timeout: float | None) -> Any:
+        wanted = frozenset(typeoids)
+        known = self._own_types.get(wanted)
+        if known is not None:
+            return known
+        found = await super()._introspect_types(typeoids, timeout)
+        # Without a name it has taken the place of the statement it was asked for, which must then be prepared again.
+        if found[1].name and max(wanted) < OWN_TYPES_BELOW:
+            self._own_types[wanted] = found
+        return found
+
+
 class Database:
     """A pool that heals by itself. `open` once, `close` once."""
 
@@ -133,6 +159,7 @@ class Database:
                 statement_cache_size=self._statement_cache,
                 max_inactive_connection_lifetime=300,
                 reset=_nothing_to_reset,
+                connection_class=Connection,
                 server_settings=self._settings,
             )
 

@@ -148,6 +148,122 @@ async def test_what_is_said_together_comes_together_but_never_too_much_of_it(ser
     transcript.close()
 
 
+class Direct:
+    """A reader who takes words where they are said, when it can; the rest comes to its task."""
+
+    def __init__(self, services: Services) -> None:
+        self.follower = services.follower()
+        self.ready = True
+        self.all: list[Part] = []
+        self.by_task: list[Part] = []
+        self.ended: Followed | None = None
+        # Closed: the task is in the middle of telling what it got.
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.task = asyncio.create_task(self._run())
+
+    def tell_now(self, part: Part) -> bool:
+        if part == "trouble ":
+            raise RuntimeError("this reader has a problem")
+        if self.ready:
+            self.all.append(part)
+        return self.ready
+
+    async def _run(self) -> None:
+        async for told in self.follower.follow(3600, tell_now=self.tell_now):
+            parts = [each.part for each in told if isinstance(each, Output)]
+            self.by_task += parts
+            await self.gate.wait()
+            self.all += parts
+            self.ended = told[-1]
+
+    async def is_listening(self) -> None:
+        await until(lambda: self.follower._is_listening)
+
+
+async def test_who_can_be_told_at_once_is_told_where_the_run_speaks(services: Services) -> None:
+    transcript = await services.begin()
+    transcript.open()
+    reader = Direct(services)
+    await reader.is_listening()
+    frame = {"choices": [{"index": 0, "delta": {"tool_calls": []}}]}
+    said: list[Part] = ["one ", "two ", frame, "three"]
+    for part in said:
+        transcript.say(part)
+    # No turn of the loop has passed.
+    assert reader.all == said
+    await transcript.finish(result_follows=True)
+    await services.complete("one two three")
+    transcript.close('{"message": {}}')
+    async with asyncio.timeout(600):
+        await reader.task
+    assert isinstance(reader.ended, Ended)
+    assert (reader.all, reader.by_task) == (said, [])
+
+
+async def test_what_cannot_be_told_at_once_comes_to_the_task_and_nothing_overtakes_it(
+    services: Services,
+) -> None:
+    transcript = await services.begin()
+    transcript.open()
+    reader = Direct(services)
+    await reader.is_listening()
+    reader.ready = False
+    transcript.say("one ")
+    reader.ready = True
+    # The task is woken for the first and has not run yet.
+    transcript.say("two ")
+    reader.gate.clear()
+    await until(lambda: reader.by_task)
+    # It has taken them, and still waits to hand them on.
+    transcript.say("three ")
+    assert reader.all == []
+    reader.gate.set()
+    await until(lambda: reader.all == ["one ", "two ", "three "])
+    await reader.is_listening()
+    transcript.say("four ")
+    assert reader.all == ["one ", "two ", "three ", "four "]
+    assert reader.by_task == ["one ", "two ", "three "]
+    reader.follower.abandon()
+    await reader.task
+    transcript.close()
+
+
+async def test_a_readers_trouble_is_not_the_runs(services: Services) -> None:
+    transcript = await services.begin()
+    transcript.open()
+    reader = Direct(services)
+    await reader.is_listening()
+    transcript.say("trouble ")
+    await until(lambda: reader.by_task == ["trouble "])
+    reader.follower.abandon()
+    await reader.task
+    transcript.close()
+
+
+async def test_a_new_run_is_compared_before_anybody_is_told(services: Services) -> None:
+    first = await services.begin()
+    first.open()
+    reader = Direct(services)
+    await reader.is_listening()
+    first.say("one ")
+    first.say("two ")
+    await first.finish(result_follows=False)
+    await services.write(0, "one two ")
+    await services.settle(Verb.RELEASE)
+    first.close()
+    second = await services.begin()
+    second.open()
+    await reader.is_listening()
+    second.say("one ")
+    second.say("two ")
+    second.say("three")
+    await until(lambda: "".join(str(part) for part in reader.all) == "one two three")
+    reader.follower.abandon()
+    await reader.task
+    second.close()
+
+
 async def test_a_reader_that_left_before_it_was_served_waits_for_nothing(services: Services) -> None:
     follower = services.follower()
     follower.abandon()

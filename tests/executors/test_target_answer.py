@@ -73,12 +73,17 @@ class Job:
         self.dialect = dialect
 
 
-def come_to(kind: Kind, source: str, to: str, frames: list[Frame], *, short: bool) -> Any:
-    """All that is said, what it ends in, and the result: without its times."""
+def come_to(kind: Kind, source: str, to: str, frames: list[Frame], *, short: bool, wire: bool = False) -> Any:
+    """All that is said, what it ends in, and the result: without its times. `wire`: from the bytes on."""
     context = Context()
     answer = TargetAnswer(kind, DIALECTS[source], cast(ClaimedJob, Job(to)), {}, cast(RunContext, context))
+    decoder = DIALECTS[source].text_decoder(kind)
     try:
         for frame in frames:
+            if wire:
+                for heard in decoder.hear(DIALECTS[source].encode(frame)):
+                    answer.repeat(heard) if isinstance(heard, str) else answer.take(heard)
+                continue
             if not short:
                 answer._begun = False
             answer.take(orjson.loads(orjson.dumps(frame)))
@@ -99,6 +104,7 @@ def test_both_ways_lead_to_the_same(data: st.DataObject) -> None:
     frames = data.draw(st.lists(FRAMES[source](kind), max_size=8))
     long = come_to(kind, source, to, frames, short=False)
     assert come_to(kind, source, to, frames, short=True) == long
+    assert come_to(kind, source, to, frames, short=True, wire=True) == long
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from app.errors import Unavailable
-from app.store.database import Database, asyncpg_url, connect, translated
+from app.store.database import Connection, Database, asyncpg_url, connect, translated
 from tests.patience import until
 
 
@@ -86,6 +86,32 @@ async def test_a_connection_is_used_again_at_once_and_none_is_left_open(database
         await until(lambda: _none(other, others))
     finally:
         await other.close()
+
+
+async def test_what_one_connection_knows_of_types_the_next_one_does(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    ask = asyncpg.Connection._introspect_types
+
+    async def asking(self: object, types: object, timeout: object) -> object:
+        asked.append(types)
+        return await ask(self, types, timeout)
+
+    monkeypatch.setattr(asyncpg.Connection, "_introspect_types", asking)
+    monkeypatch.setattr(Connection, "_own_types", {})
+    question = "SELECT $1::smallint[] || $2::smallint[]"
+    async with database.connection() as first, database.connection() as second:
+        assert await first.fetchval(question, [1], [2]) == [1, 2]
+        assert len(asked) == 1
+        assert await second.fetchval(question, [1], [2]) == [1, 2]
+        assert await second.fetchval("SELECT $1::float8[]", [0.5]) == [0.5]
+        assert len(asked) == 2
+        # A type of somebody's own may be another one tomorrow.
+        await first.execute("CREATE TYPE colour AS ENUM ('red')")
+        for connection in (first, second):
+            assert await connection.fetchval("SELECT $1::colour[]", ["red"]) == ["red"]
+    assert len(asked) == 4
 
 
 async def _none(connection: asyncpg.Connection, question: str) -> bool:
