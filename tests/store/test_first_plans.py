@@ -16,7 +16,7 @@ from app.store import fair, live
 from app.store.database import Database
 
 GROWING = re.compile(
-    r"jobs|queued|running|endings|unbooked_usage|events|deliveries|artifacts|artifact_chunks|idempotency_keys|dependencies|chatter.*"
+    r"jobs|queued|running|endings|unbooked_usage|events.*|deliveries.*|outbox|artifacts|artifact_chunks|idempotency_keys|dependencies|chatter.*"
 )
 # What makes a look-up narrow, in the condition that PostgreSQL shows for an index.
 NARROW = re.compile(
