@@ -137,8 +137,6 @@ async def list_all(
 
 def _document(shape: type[Shape], delivery: Delivery) -> Shape:
     shown = {name: getattr(delivery, name) for name in shape.__struct_fields__ if name != "delivery_id"}
-    if delivery.state != "pending":
-        shown["next_try_at"] = None
     return shape(delivery_id=delivery_id(delivery.job_id, delivery.seq), **shown)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.effects import ALL_IT_OWNED, MOVED, moved
+from app.store.effects import MOVED, all_it_owned, moved
 from app.store.live import end, enter_queue_again, leave_queue, move_held
 from app.store.rows import looked_up
 from app.store.tallies import tally
@@ -164,7 +164,7 @@ async def dismiss(database: Runner, job_ids: Sequence[str], tenant: str) -> Chan
     return await _move_failed(database, DISMISS, job_ids, tenant)
 
 
-DELETE = (
+_DELETE = (
     f"""
 WITH gone AS (
     DELETE FROM jobs WHERE id = ANY ($1::text[]) AND completed_at IS NOT NULL
@@ -184,10 +184,16 @@ WITH gone AS (
 """
     # What a job used stays in the ledger, however soon it is deleted.
     + booking("unbooked")
-    + ALL_IT_OWNED
+    + "{owned}"
     + tally("gone", sign="-")
     + "SELECT id FROM gone"
 )
+DELETE = _DELETE.replace("{owned}", all_it_owned(at_once=True))
+# By retention: what lies in days of their own is left to those.
+PRUNE = _DELETE.replace("{owned}", all_it_owned(at_once=False))
+# Before, in a statement of its own: who records a delivery in this moment has moved it by then to where the delete
+# sees it. Nobody can write another: that takes the job's lock.
+EMPTY_OUTBOX = "DELETE FROM outbox WHERE job_id = ANY ($1::text[])"
 
 
 # Locked before, in a statement of its own: a late settlement that was being noted meanwhile has committed
@@ -211,5 +217,17 @@ async def delete_in(connection: Runner, job_ids: Sequence[str], tenant: str) -> 
 
 async def delete_locked(connection: Runner, locked: Sequence[str]) -> Changes[str]:
     """The same for ended jobs whose rows this transaction holds already."""
-    gone = [row["id"] for row in await connection.fetch(DELETE, locked)] if locked else []
+    return await _remove(connection, locked, DELETE, min(locked, default=""), max(locked, default=""))
+
+
+async def prune_locked(connection: Runner, locked: Sequence[str]) -> Changes[str]:
+    """The same by retention: many at once, and their rows in `events` and `deliveries` go with their days."""
+    return await _remove(connection, locked, PRUNE)
+
+
+async def _remove(connection: Runner, locked: Sequence[str], statement: str, *span: str) -> Changes[str]:
+    if not locked:
+        return Changes()
+    await connection.execute(EMPTY_OUTBOX, locked)
+    gone = [row["id"] for row in await connection.fetch(statement, locked, *span)]
     return Changes(gone, jobs=set(gone))

@@ -3,7 +3,7 @@
 One that moves jobs names its changed rows `moved (id, seq, type, state, verb, data, webhook_url,
 webhook_events)` and appends EVENT_AND_OUTBOX: the event, the outbox row and the announcement. `moved` makes both
 of whole rows. Where the job's own row has taken the event (see history.py), it is OUTBOX. One that removes jobs names
-them `gone (id, created_at, updated_at)` and appends ALL_IT_OWNED.
+them `gone (id, created_at, updated_at)` and appends `all_it_owned`.
 """
 
 from app.store.rows import looked_up
@@ -33,8 +33,8 @@ def announced(rows: str = "moved", events: str = "1") -> str:
 WEBHOOK_HOST = "coalesce(lower(substring(webhook_url FROM '^[^:]+://([^/?#]+)')), '')"
 
 DELIVERIES = f"""
-, outbox AS (
-    INSERT INTO deliveries (job_id, seq, type, host)
+, to_send AS (
+    INSERT INTO outbox (job_id, seq, type, host)
     SELECT id, seq, type, {WEBHOOK_HOST} FROM moved
     WHERE webhook_url IS NOT NULL
       AND CASE WHEN webhook_events IS NULL THEN type = state ELSE type = ANY (webhook_events) END
@@ -70,18 +70,37 @@ def moved(rows: str, *, verb: str, data: str = "NULL", kind: str = "state") -> s
     )
 
 
-# Chatter is found by its day; an hour on either side is for clocks that differ after a failover. The bytes
-# of artifacts that lie elsewhere are thrown into the trash, which the janitor empties.
-ALL_IT_OWNED = f"""
-, endings_gone AS (DELETE FROM endings WHERE id = ANY (ARRAY(SELECT id FROM gone)))
-, events_gone AS (DELETE FROM events WHERE job_id = ANY (ARRAY(SELECT id FROM gone)))
+def span(name: str, least: str, greatest: str) -> str:
+    """That a job id lies between two parameters, those of the statement's ids that come first and last: so the days of
+    `events` and `deliveries` in which none of them can be are not even opened."""
+    return f"{name} >= {least}::text AND {name} <= {greatest}::text"
+
+
+_OF_THEM = "= ANY (ARRAY(SELECT id FROM gone))"
+# Found by the ids; what lies in their days, too, if $2 and $3 are the first and the last of them.
+_AT_ONCE = f"""
+, events_gone AS (DELETE FROM events WHERE job_id {_OF_THEM} AND {span("job_id", "$2", "$3")})
+, deliveries_gone AS (DELETE FROM deliveries WHERE job_id {_OF_THEM} AND {span("job_id", "$2", "$3")})
+"""
+# What lies in days goes when the day does. Nobody sees it any more: it is read through its job.
+_WITH_ITS_DAY = f"""
+, events_gone AS (DELETE FROM events_rest WHERE job_id {_OF_THEM})
+, deliveries_gone AS (DELETE FROM deliveries_rest WHERE job_id {_OF_THEM})
+"""
+
+
+def all_it_owned(*, at_once: bool) -> str:
+    """Chatter is found by its day; an hour on either side is for clocks that differ after a failover. The bytes of
+    artifacts that lie elsewhere are thrown into the trash, which the janitor empties. The outbox was emptied before."""
+    return f"""
+, endings_gone AS (DELETE FROM endings WHERE id {_OF_THEM})
+{_AT_ONCE if at_once else _WITH_ITS_DAY}
 , chatter_gone AS (
     DELETE FROM chatter USING gone
     WHERE {looked_up("chatter.job_id", "gone.id")}
       AND chatter.at BETWEEN gone.created_at - interval '1 hour' AND gone.updated_at + interval '1 hour'
 )
-, deliveries_gone AS (DELETE FROM deliveries WHERE job_id = ANY (ARRAY(SELECT id FROM gone)))
-, artifacts_gone AS (DELETE FROM artifacts WHERE job_id = ANY (ARRAY(SELECT id FROM gone)) RETURNING location)
+, artifacts_gone AS (DELETE FROM artifacts WHERE job_id {_OF_THEM} RETURNING location)
 , trashed AS (
     INSERT INTO artifact_trash (location) SELECT location FROM artifacts_gone WHERE location IS NOT NULL
     ON CONFLICT DO NOTHING

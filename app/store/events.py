@@ -4,7 +4,7 @@
 without an index change, so the update of the job's row stays on its page.
 
 What a run says (output, progress, logs) goes into `chatter`, whose days are dropped one by one; states and
-what callers posted stay in `events` as long as the job does. Readers see one log.
+what callers posted stay in `events` as long as the job does. Readers see one log, and see it through the job.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ import msgspec
 
 from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.effects import WEBHOOK_HOST, announced
+from app.store.effects import WEBHOOK_HOST, announced, span
 from app.store.history import of_row
-from app.store.rows import arrays, columns, looked_up
+from app.store.rows import arrays, columns, first_and_last, looked_up
 from app.telemetry import EVENTS_APPENDED
 
 THROTTLED_TYPES = ("progress", "output")
@@ -78,15 +78,19 @@ WITH input AS (
     INSERT INTO chatter (job_id, seq, type, state, data, at)
     SELECT id, seq, type, state, data, now() FROM accepted WHERE type = ANY ($7::text[])
 )
-, outbox AS (
-    INSERT INTO deliveries (job_id, seq, type, host)
+, to_send AS (
+    INSERT INTO outbox (job_id, seq, type, host)
     SELECT DISTINCT ON (id, CASE WHEN type = ANY ($6::text[]) THEN type ELSE seq::text END) id, seq, type, {WEBHOOK_HOST}
     FROM accepted
     WHERE webhook_url IS NOT NULL AND type = ANY (webhook_events)
-      AND (type <> ALL ($6::text[]) OR coalesce((
+      AND (type <> ALL ($6::text[]) OR coalesce(greatest((
+          SELECT o.created_at FROM outbox o
+          WHERE o.job_id = accepted.id AND o.type = accepted.type ORDER BY o.seq DESC LIMIT 1
+      ), (
           SELECT d.created_at FROM deliveries d
-          WHERE d.job_id = accepted.id AND d.type = accepted.type ORDER BY d.seq DESC LIMIT 1
-      ), '-infinity') <= now() - interval '500 milliseconds')
+          WHERE d.job_id = accepted.id AND d.type = accepted.type AND {span("d.job_id", "$8", "$9")}
+          ORDER BY d.seq DESC LIMIT 1
+      )), '-infinity') <= now() - interval '500 milliseconds')
     ORDER BY id, CASE WHEN type = ANY ($6::text[]) THEN type ELSE seq::text END, seq DESC
 )
 , moved AS (SELECT id, seq FROM accepted)
@@ -107,6 +111,7 @@ async def append(database: Runner, events: Sequence[NewEvent]) -> Changes[Append
         [each.progress for each in events],
         list(THROTTLED_TYPES),
         list(CHATTER_TYPES),
+        *first_and_last(each.job_id for each in events),
     )
     accepted = {row["position"]: Appended(row["seq"], row["at"]) for row in rows}
     changes = Changes([accepted.get(position) for position in range(1, len(events) + 1)])
@@ -179,7 +184,7 @@ LEFT JOIN LATERAL (
          ORDER BY seq LIMIT w.max_rows)
         UNION ALL
         (SELECT {columns(Event)} FROM events
-         WHERE job_id = w.job_id AND seq > w.after AND j.seq > w.after
+         WHERE job_id = w.job_id AND {span("job_id", "$7", "$8")} AND seq > w.after AND j.seq > w.after
            AND (w.types IS NULL OR type = ANY (w.types::text[]))
          ORDER BY seq LIMIT w.max_rows)
         UNION ALL
@@ -203,6 +208,7 @@ async def read_pages(database: Database, wants: Sequence[Want]) -> list[Page | N
         # Names of types need no quoting; see jobs.submission.EVENT_TYPE.
         [None if want.types is None else "{" + ",".join(want.types) + "}" for want in wants],
         *arrays(wants, "chatty", "max_rows", "max_bytes"),
+        *first_and_last(want.job_id for want in wants),
     )
     pages: list[Page | None] = [None] * len(wants)
     sizes = [0] * len(wants)

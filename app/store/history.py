@@ -46,5 +46,5 @@ ALL_EVENTS = f"""(
     SELECT j.id AS job_id, own.seq, own.type, own.state, own.reason, own.data, own.at
     FROM jobs j CROSS JOIN LATERAL {of_row("j")} AS own
     UNION ALL
-    SELECT job_id, seq, type, state, reason, data, at FROM events
+    SELECT e.job_id, e.seq, e.type, e.state, e.reason, e.data, e.at FROM jobs j JOIN events e ON e.job_id = j.id
 )"""

@@ -1,8 +1,11 @@
 """The webhook outbox: claiming what is due, recording what became of it, and the lists for people.
 
-Rows get in here by `tail` and `events`, in the commit of the event they tell of. A delivery is claimed under a
+Rows get into `outbox` by `effects` and `events`, in the commit of the event they tell of. A delivery is claimed under a
 short lease, sent outside any transaction, and recorded. Only the first pending delivery of a job can be claimed,
 so a job's deliveries leave in the order of their seq; recording one as over claims the next in the same statement.
+
+What is over moves to `deliveries` in the statement that records it: so what is pending stays a small table, whatever was
+sent in its time, and the record of that is appended to and goes by dropping its days. To redeliver one moves it back.
 
 Rows are looked up and locked one by one (LATERAL … LIMIT 1) and then changed by their key, compared as a range of one.
 Left to choose, the planner joins by walking all that is pending: how much that is, its statistics never know in time.
@@ -18,9 +21,10 @@ import msgspec
 
 from app.store.changes import Changes
 from app.store.database import Database
+from app.store.effects import span
 from app.store.history import of_row
 from app.store.low_water import THE_BEGINNING
-from app.store.rows import arrays, as_rows, columns, looked_up, padded_arrays
+from app.store.rows import arrays, as_rows, columns, first_and_last, looked_up, padded_arrays
 
 # Followers of a delivery that backs off, moved out of the way by each claim beside what it claims.
 MAX_PUSHED = 100
@@ -69,7 +73,8 @@ SELECT c.job_id, c.seq, c.type, c.host, c.tries, c.next_try_at, extract(epoch FR
     CASE WHEN j.seq = c.seq THEN j.attempt ELSE coalesce((
         SELECT (claim.data::json ->> 'attempt')::int FROM (
             (SELECT seq, data FROM events
-             WHERE job_id = c.job_id AND seq <= c.seq AND type IN ('loading', 'queued') ORDER BY seq DESC LIMIT 1)
+             WHERE job_id = c.job_id{{days}} AND seq <= c.seq AND type IN ('loading', 'queued')
+             ORDER BY seq DESC LIMIT 1)
             UNION ALL
             SELECT seq, data FROM {of_row("j")} AS own WHERE seq <= c.seq AND type IN ('loading', 'queued')
         ) AS claim
@@ -82,18 +87,24 @@ SELECT c.job_id, c.seq, c.type, c.host, c.tries, c.next_try_at, extract(epoch FR
 FROM claimed c
 CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = c.job_id LIMIT 1) AS j
 LEFT JOIN LATERAL (
-    (SELECT state, at, data FROM events WHERE job_id = c.job_id AND seq = c.seq)
+    (SELECT state, at, data FROM events WHERE job_id = c.job_id{{days}} AND seq = c.seq)
     UNION ALL
     SELECT state, at, data FROM {of_row("j")} AS own WHERE seq = c.seq
     LIMIT 1
 ) AS e ON true
 LEFT JOIN LATERAL (
-    (SELECT seq, state FROM events WHERE job_id = c.job_id AND seq < c.seq ORDER BY seq DESC LIMIT 1)
+    (SELECT seq, state FROM events WHERE job_id = c.job_id{{days}} AND seq < c.seq ORDER BY seq DESC LIMIT 1)
     UNION ALL
     SELECT seq, state FROM {of_row("j")} AS own WHERE seq < c.seq
     ORDER BY seq DESC LIMIT 1
 ) AS before ON true
 """
+
+
+def _content(largest: str, *ids: str) -> str:
+    """Of the deliveries that were `claimed`. As parameters: how large a result may be, and the first and the last of
+    their jobs' ids."""
+    return _CONTENT.replace("{largest}", largest).replace("{days}", f" AND {span('job_id', *ids)}")
 
 
 def _is(held: str) -> str:
@@ -127,12 +138,12 @@ WITH {_BEFOREHAND}
     FROM beforehand CROSS JOIN unnest($1::text[], $2::int[], $3::float8[], $4::timestamptz[]) AS wanted (host, room, overdue, mark)
     CROSS JOIN LATERAL (
         SELECT d.job_id, d.seq, d.next_try_at, first.seq AS first_seq, first.next_try_at AS first_at
-        FROM deliveries d
+        FROM outbox d
         CROSS JOIN LATERAL (
-            SELECT f.seq, f.next_try_at, f.leased_until FROM deliveries f
-            WHERE f.job_id = d.job_id AND f.seq >= 0 AND f.state = 'pending' ORDER BY f.seq LIMIT 1
+            SELECT f.seq, f.next_try_at, f.leased_until FROM outbox f
+            WHERE f.job_id = d.job_id ORDER BY f.seq LIMIT 1
         ) AS first
-        WHERE d.host = wanted.host AND d.host >= '' AND d.state = 'pending'
+        WHERE d.host = wanted.host
           AND d.next_try_at <= now() - wanted.overdue * interval '1 second' AND d.next_try_at >= wanted.mark
           AND (d.leased_until IS NULL OR d.leased_until <= now())
           AND (first.seq = d.seq
@@ -143,7 +154,7 @@ WITH {_BEFOREHAND}
     ) AS due
 )
 , pushed AS (
-    UPDATE deliveries AS d SET next_try_at = found.first_at
+    UPDATE outbox AS d SET next_try_at = found.first_at
     FROM found WHERE {_is("found")} AND found.seq > found.first_seq
 )
 , assigned AS (
@@ -151,23 +162,35 @@ WITH {_BEFOREHAND}
     FROM found WHERE seq = first_seq
 )
 , claimed AS (
-    UPDATE deliveries AS d SET leased_until = now() + $6 * interval '1 second'
+    UPDATE outbox AS d SET leased_until = now() + $6 * interval '1 second'
     FROM assigned WHERE {_is("assigned")} AND assigned.place <= assigned.room
-    RETURNING d.*
+    RETURNING d.job_id, d.seq, d.next_try_at
 )
-""" + _CONTENT.replace("{largest}", "$7")
+SELECT job_id, seq FROM claimed ORDER BY next_try_at
+"""
+# In a statement of its own, which knows the jobs beforehand: otherwise every claim, also of nothing, would open all days
+# of events.
+CONTENT = """
+WITH claimed AS (
+    SELECT d.* FROM unnest($1::text[], $2::int[]) AS mine (job_id, seq)
+    CROSS JOIN LATERAL (SELECT * FROM outbox WHERE job_id = mine.job_id AND seq = mine.seq LIMIT 1) AS d
+)
+""" + _content("$3", "$4", "$5")
 
 
 async def claim(
     database: Database, wanted: Sequence[Wanted], *, lease_seconds: float, max_result_bytes: int
 ) -> list[DueDelivery]:
-    """The first pending deliveries of jobs that are due at these receivers, each with all its message needs."""
+    """The first pending deliveries of jobs that are due at these receivers, each with all its message needs; those that
+    are due longest come first."""
+    claimed = await database.fetch(
+        CLAIM, *arrays(wanted, "host", "room", "overdue_seconds", "mark"), MAX_PUSHED, lease_seconds
+    )
+    if not claimed:
+        return []
+    ids = [row["job_id"] for row in claimed]
     records = await database.fetch(
-        CLAIM,
-        *arrays(wanted, "host", "room", "overdue_seconds", "mark"),
-        MAX_PUSHED,
-        lease_seconds,
-        max_result_bytes,
+        CONTENT, ids, [row["seq"] for row in claimed], max_result_bytes, *first_and_last(ids)
     )
     return [DueDelivery(**record) for record in records]
 
@@ -188,8 +211,7 @@ class Try:
 
 # Locks what is still ours of `input`.
 _MINE = """CROSS JOIN LATERAL (
-        SELECT FROM deliveries d
-        WHERE d.job_id = input.job_id AND d.seq = input.seq AND d.state = 'pending' AND d.tries = input.tries
+        SELECT FROM outbox d WHERE d.job_id = input.job_id AND d.seq = input.seq AND d.tries = input.tries
         LIMIT 1 FOR UPDATE
     ) AS mine"""
 
@@ -205,29 +227,34 @@ WITH {_BEFOREHAND}
 , held AS MATERIALIZED (
     SELECT input.* FROM input {_MINE}
 )
+, put_off AS (
+    UPDATE outbox AS d SET
+        tries = d.tries + 1, last_status = held.status, last_error = held.error, leased_until = NULL,
+        next_try_at = now() + held.delay * interval '1 second'
+    FROM held WHERE held.state = 'pending' AND {_is("held")}
+)
+, over AS (
+    DELETE FROM outbox AS d USING held WHERE held.state <> 'pending' AND {_is("held")}
+    RETURNING d.job_id, d.seq, d.type, d.host, d.created_at, held.state, d.tries + 1 AS tries, held.status, held.error
+)
 , recorded AS (
-    UPDATE deliveries AS d SET
-        state = held.state, tries = d.tries + 1, last_status = held.status, last_error = held.error,
-        next_try_at = now() + held.delay * interval '1 second',
-        delivered_at = CASE WHEN held.state = 'delivered' THEN now() END,
-        leased_until = NULL
-    FROM held WHERE {_is("held")}
-    RETURNING d.job_id, d.seq, d.state
+    INSERT INTO deliveries
+        (job_id, seq, type, host, created_at, state, tries, last_status, last_error, delivered_at)
+    SELECT over.*, CASE WHEN state = 'delivered' THEN now() END FROM over
 )
 , following AS MATERIALIZED (
-    SELECT next.job_id, next.seq FROM recorded CROSS JOIN LATERAL (
-        SELECT n.job_id, n.seq, n.leased_until FROM deliveries n
-        WHERE n.job_id = recorded.job_id AND n.seq > recorded.seq AND n.seq >= 0 AND n.state = 'pending'
-        ORDER BY n.seq LIMIT 1 FOR UPDATE
+    SELECT next.job_id, next.seq FROM over CROSS JOIN LATERAL (
+        SELECT n.job_id, n.seq, n.leased_until FROM outbox n
+        WHERE n.job_id = over.job_id AND n.seq > over.seq ORDER BY n.seq LIMIT 1 FOR UPDATE
     ) AS next
-    WHERE $10 AND recorded.state <> 'pending' AND (next.leased_until IS NULL OR next.leased_until <= now())
+    WHERE $10 AND (next.leased_until IS NULL OR next.leased_until <= now())
 )
 , claimed AS (
-    UPDATE deliveries AS d SET leased_until = now() + $8 * interval '1 second'
+    UPDATE outbox AS d SET leased_until = now() + $8 * interval '1 second'
     FROM following WHERE {_is("following")}
     RETURNING d.*
 )
-""" + _CONTENT.replace("{largest}", "$9")
+""" + _content("$9", "$11", "$12")
 
 
 async def record(
@@ -240,6 +267,7 @@ async def record(
         lease_seconds,
         max_result_bytes,
         take_next,
+        *first_and_last(each.job_id for each in tries),
     )
     following = {record["job_id"]: DueDelivery(**record) for record in records}
     # Taken out: should two tries of one job meet in a batch, only one of them goes on.
@@ -250,7 +278,7 @@ RENEW = f"""
 WITH held AS MATERIALIZED (
     SELECT input.* FROM unnest($1::text[], $2::int[], $3::int[]) AS input (job_id, seq, tries) {_MINE}
 )
-UPDATE deliveries AS d SET leased_until = now() + $4 * interval '1 second' FROM held WHERE {_is("held")}
+UPDATE outbox AS d SET leased_until = now() + $4 * interval '1 second' FROM held WHERE {_is("held")}
 """
 
 
@@ -262,11 +290,10 @@ async def renew(database: Database, held: Sequence[tuple[str, int, int]], lease_
 # A loose index scan: one probe per receiver that has anything pending, however much that is.
 RECEIVERS = """
 WITH RECURSIVE receivers AS (
-    (SELECT host, next_try_at FROM deliveries WHERE state = 'pending' AND host >= '' ORDER BY host, next_try_at LIMIT 1)
+    (SELECT host, next_try_at FROM outbox ORDER BY host, next_try_at LIMIT 1)
     UNION ALL
     SELECT following.* FROM receivers CROSS JOIN LATERAL (
-        SELECT host, next_try_at FROM deliveries
-        WHERE state = 'pending' AND host >= '' AND host > receivers.host ORDER BY host, next_try_at LIMIT 1
+        SELECT host, next_try_at FROM outbox WHERE host > receivers.host ORDER BY host, next_try_at LIMIT 1
     ) AS following
 )
 SELECT host, extract(epoch FROM next_try_at - now())::float8 AS seconds FROM receivers LIMIT 100000
@@ -281,7 +308,10 @@ async def receivers(database: Database) -> dict[str, float]:
 # Written in the same transaction as the delivery: the same moment, and with it the one partition to look into.
 CHATTER = """
 SELECT c.data FROM chatter c
-WHERE c.job_id = $1 AND c.seq = $2 AND c.at = (SELECT created_at FROM deliveries WHERE job_id = $1 AND seq = $2)
+WHERE c.job_id = $1 AND c.seq = $2 AND c.at = coalesce(
+    (SELECT created_at FROM outbox WHERE job_id = $1 AND seq = $2),
+    (SELECT created_at FROM deliveries WHERE job_id = $1 AND seq = $2)
+)
 """
 
 
@@ -309,17 +339,27 @@ class Delivery(msgspec.Struct, gc=False):
     tries: int
     last_status: int | None
     last_error: str | None
-    next_try_at: datetime
+    # Only while pending.
+    next_try_at: datetime | None
     delivered_at: datetime | None
     host: str
     created_at: datetime
 
 
-_LISTED = columns(Delivery, "d")
+_PENDING = columns(Delivery, "d", state="'pending'", delivered_at="NULL::timestamptz")
+_OVER = columns(Delivery, "d", next_try_at="NULL::timestamptz")
+# Every delivery there is, of jobs that are: for those who look at a whole database.
+ALL_DELIVERIES = f"""(
+    SELECT {_PENDING} FROM jobs j JOIN outbox d ON d.job_id = j.id
+    UNION ALL
+    SELECT {_OVER} FROM jobs j JOIN deliveries d ON d.job_id = j.id
+)"""
+_OF_JOB = "d.job_id = $1 AND d.seq > $3 AND EXISTS (SELECT 1 FROM jobs WHERE id = $1 AND tenant = $2)"
 OF_JOB = f"""
-SELECT {_LISTED} FROM deliveries d
-WHERE d.job_id = $1 AND d.seq > $3 AND EXISTS (SELECT 1 FROM jobs WHERE id = $1 AND tenant = $2)
-ORDER BY d.seq LIMIT $4
+(SELECT {_PENDING} FROM outbox d WHERE {_OF_JOB} ORDER BY d.seq LIMIT $4)
+UNION ALL
+(SELECT {_OVER} FROM deliveries d WHERE {_OF_JOB} ORDER BY d.seq LIMIT $4)
+ORDER BY seq LIMIT $4
 """
 
 
@@ -350,24 +390,33 @@ def list_statement(wanted: DeliveryFilter, tenant: str, limit: int) -> tuple[str
     """The statement and its parameters; only the conditions that were asked for, so that the planner sees them."""
     arguments: list[object] = [tenant, limit]
     conditions = ["j.tenant = $1"]
-    if wanted.state is not None:
-        arguments.append(wanted.state)
-        conditions.append(f"d.state = ${len(arguments)}")
-    # What names the partial indexes.
-    if wanted.state in {"given_up", "refused"}:
-        conditions.append("d.state IN ('given_up', 'refused')")
-    elif wanted.state == "pending":
-        conditions.append("d.state = 'pending' AND d.seq >= 0")
     if wanted.host is not None:
         arguments.append(wanted.host.lower())
         conditions.append(f"(d.host = ${len(arguments)} OR starts_with(d.host, ${len(arguments)} || ':'))")
     if wanted.before is not None:
         arguments += wanted.before
-        conditions.append(f"(d.job_id, d.seq) < (${len(arguments) - 1}, ${len(arguments)}::int)")
+        job_id, seq = f"${len(arguments) - 1}", f"${len(arguments)}"
+        # The first of the two tells which days need not be opened.
+        conditions.append(f"d.job_id <= {job_id} AND (d.job_id, d.seq) < ({job_id}, {seq}::int)")
+    looks = []
+    if wanted.state in {None, "pending"}:
+        looks.append(_look(_PENDING, "outbox", conditions))
+    if wanted.state != "pending":
+        if wanted.state is not None:
+            arguments.append(wanted.state)
+            conditions.append(f"d.state = ${len(arguments)}")
+        # What names the partial index.
+        if wanted.state in {"given_up", "refused"}:
+            conditions.append("d.state IN ('given_up', 'refused')")
+        looks.append(_look(_OVER, "deliveries", conditions))
+    found = " UNION ALL ".join(looks)
+    return f"SELECT * FROM ({found}) AS found ORDER BY job_id DESC, seq DESC LIMIT $2", arguments
+
+
+def _look(shown: str, table: str, conditions: Sequence[str]) -> str:
     return (
-        f"SELECT {_LISTED} FROM deliveries d JOIN jobs j ON j.id = d.job_id WHERE {' AND '.join(conditions)}"
-        " ORDER BY d.job_id DESC, d.seq DESC LIMIT $2",
-        arguments,
+        f"(SELECT {shown} FROM {table} d JOIN jobs j ON j.id = d.job_id WHERE {' AND '.join(conditions)}"
+        " ORDER BY d.job_id DESC, d.seq DESC LIMIT $2)"
     )
 
 
@@ -379,19 +428,33 @@ async def list_deliveries(
     return as_rows(Delivery, await database.fetch_planned(statement, *arguments))
 
 
-# delivered, given_up, refused → pending, and its tries start over; one that is pending is only hastened.
+# How often a delivery is looked for: in the moment in which it is recorded, a statement finds it in neither table.
+LOOKS = 3
+
+# delivered, given_up, refused → pending, and its tries start over; one that is pending is only hastened. The job is
+# held, so that nobody removes it in the same moment and leaves a delivery of no job in the outbox.
 REDELIVER = f"""
-UPDATE deliveries AS d SET
-    state = 'pending', next_try_at = now(), delivered_at = NULL,
-    tries = CASE WHEN d.state = 'pending' THEN d.tries ELSE 0 END,
-    leased_until = CASE WHEN d.state = 'pending' THEN d.leased_until END
-FROM jobs j
-WHERE d.job_id = $1 AND d.seq = $3 AND j.id = d.job_id AND j.tenant = $2
-RETURNING {_LISTED}
+WITH held AS MATERIALIZED (SELECT id FROM jobs WHERE id = $1 AND tenant = $2 FOR KEY SHARE)
+, over AS (
+    DELETE FROM deliveries AS d USING held WHERE d.job_id = $1 AND d.seq = $3
+    RETURNING d.job_id, d.seq, d.type, d.host, d.created_at, d.last_status, d.last_error
+)
+, again AS (
+    INSERT INTO outbox AS d (job_id, seq, type, host, created_at, last_status, last_error)
+    SELECT * FROM over RETURNING {_PENDING}
+)
+, hastened AS (
+    UPDATE outbox AS d SET next_try_at = now() FROM held WHERE d.job_id = $1 AND d.seq = $3 RETURNING {_PENDING}
+)
+SELECT * FROM again UNION ALL SELECT * FROM hastened
 """
 
 
 async def redeliver(database: Database, job_id: str, tenant: str, seq: int) -> Changes[Delivery]:
     """Make a delivery due now; answers it as it is, nothing when there is none such."""
-    found = as_rows(Delivery, await database.fetch(REDELIVER, job_id, tenant, seq))
+    found: list[Delivery] = []
+    for _ in range(LOOKS):
+        found = as_rows(Delivery, await database.fetch(REDELIVER, job_id, tenant, seq))
+        if found:
+            break
     return Changes(found, receivers={each.host for each in found})

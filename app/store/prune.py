@@ -17,7 +17,7 @@ import asyncpg
 from app.jobs.ids import id_floor
 from app.store import locks
 from app.store.changes import Changes
-from app.store.control import delete_locked
+from app.store.control import prune_locked
 from app.store.database import Database
 from app.telemetry import PRUNED
 
@@ -52,7 +52,7 @@ WITH seen AS MATERIALIZED (
             SELECT (settings->'retention'->>seen.state)::float8 FROM queues WHERE name = seen.queue
         ), usual.seconds) AS seconds) AS kept
         WHERE kept.seconds > 0 AND seen.completed_at < now() - kept.seconds * interval '1 second'
-          AND (SELECT true FROM deliveries WHERE job_id = seen.id AND seq >= 0 AND state = 'pending' LIMIT 1) IS NULL
+          AND (SELECT true FROM outbox WHERE job_id = seen.id LIMIT 1) IS NULL
     ))
     FOR UPDATE SKIP LOCKED
 )
@@ -104,7 +104,7 @@ async def prune(database: Database, usual: Mapping[str, float], pause_seconds: f
             list(usual),
             [float(each) for each in usual.values()],
         )
-        changes = await delete_locked(connection, [row["id"] for row in seen if row["over"]])
+        changes = await prune_locked(connection, [row["id"] for row in seen if row["over"]])
         after = seen[-1]["id"] if seen else walk["after_id"]
         rest = pause = REST_SHARE * (time.perf_counter() - began)
         if len(seen) < BATCH:

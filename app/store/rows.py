@@ -45,6 +45,12 @@ def as_row(row: type[Row], record: Any | None) -> Row | None:
     return None if record is None else row(*record)
 
 
+def first_and_last(ids: Iterable[str]) -> tuple[str, str]:
+    """Of the ids that a statement is about, in their order: see effects.span."""
+    known = list(ids)
+    return min(known, default=""), max(known, default="")
+
+
 def arrays(things: Iterable[Any], *names: str) -> list[tuple[Any, ...]]:
     """What unnest is given of them: for each of the attributes (two or more), its values."""
     return list(zip(*map(attrgetter(*names), things), strict=True)) or [()] * len(names)

@@ -133,7 +133,7 @@ def test_a_job_with_a_webhook_on_its_way_is_kept(call: Caller, queue: str) -> No
     call.configure(queue, retention={"done": 0.001})
     job_id = call.submit(queue, state_webhook_url="http://nobody.invalid/hook")
     call.complete(call.claim(queue)[0])
-    call.sql("UPDATE deliveries SET next_try_at = now() + interval '1 day' WHERE job_id = $1", job_id)
+    call.sql("UPDATE outbox SET next_try_at = now() + interval '1 day' WHERE job_id = $1", job_id)
     # Whoever ended later has been pruned, round after round.
     for _ in range(3):
         later = call.submit(queue)

@@ -12,6 +12,7 @@ import orjson
 from app.jobs.states import EXTRA_EVENT_TYPES, RUNNING, TERMINAL, TRANSITIONS, State, Verb
 from app.store.database import Database
 from app.store.history import ALL_EVENTS
+from app.store.outbox import ALL_DELIVERIES
 from tests import live_tables
 
 SHARED_NUMBERS = (
@@ -19,8 +20,9 @@ SHARED_NUMBERS = (
 )
 
 
-async def check_all(database: Database, job_ids: Iterable[str] | None = None) -> int:
-    """Check all jobs, or these; returns how many there were."""
+async def check_all(database: Database, job_ids: Iterable[str] | None = None, *, pruned: bool = False) -> int:
+    """Check all jobs, or these; returns how many there were. `pruned`: retention was at work, which leaves to the days of
+    a job what lies there."""
     wanted = None if job_ids is None else list(job_ids)
     chosen = "($1::text[] IS NULL OR {} = ANY ($1::text[]))"
     # One snapshot: a job that moves between two looks would seem to contradict itself.
@@ -34,8 +36,19 @@ async def check_all(database: Database, job_ids: Iterable[str] | None = None) ->
             wanted,
         )
         due = await connection.fetch(
-            f"SELECT job_id, seq, type FROM deliveries WHERE {chosen.format('job_id')}", wanted
+            f"SELECT job_id, seq, type FROM {ALL_DELIVERIES} AS deliveries WHERE {chosen.format('job_id')}",
+            wanted,
         )
+        for table in (
+            "outbox",
+            "events_rest",
+            "deliveries_rest",
+            *(() if pruned else ("events", "deliveries")),
+        ):
+            stray = await connection.fetch(
+                f"SELECT * FROM {table} AS stray WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE id = stray.job_id)"
+            )
+            assert stray == [], f"of no job, in {table}: {[dict(row) for row in stray]}"
         await live_tables.check(connection)
         assert await connection.fetch(SHARED_NUMBERS) == [], "a number that was drawn twice"
     by_job: dict[str, list[asyncpg.Record]] = {job["id"]: [] for job in jobs}

@@ -19,7 +19,7 @@ from app.store import artifacts, bulk, dependencies, keys, outbox, queues, sched
 from app.store.artifacts import NewArtifact
 from app.store.changes import Changes, Failure
 from app.store.claims import Claimant, Claims
-from app.store.control import cancel, delete, delete_in, delete_locked, dismiss, revive
+from app.store.control import cancel, delete, delete_in, delete_locked, dismiss, prune_locked, revive
 from app.store.database import Database
 from app.store.enqueue import enqueue
 from app.store.events import NewEvent, append
@@ -486,6 +486,14 @@ async def delete_what_is_locked(database: Database) -> tuple[Changes[Any], Chang
     async with database.transaction() as connection:
         await connection.execute("SELECT 1 FROM jobs WHERE id = $1 FOR UPDATE", job_id)
         return await delete_locked(connection, [job_id]), Changes(jobs={job_id})
+
+
+@scenario(prune_locked)
+async def prune_what_is_locked(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+    job_id = await failed(database)
+    async with database.transaction() as connection:
+        await connection.execute("SELECT 1 FROM jobs WHERE id = $1 FOR UPDATE", job_id)
+        return await prune_locked(connection, [job_id]), Changes(jobs={job_id})
 
 
 # -- by the passing of time ---------------------------------------------------------------------------------

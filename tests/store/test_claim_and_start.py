@@ -63,7 +63,7 @@ async def test_each_event_has_its_webhook(database: Database, events: list[str] 
     fields: dict[str, Any] = {"webhook_url": HOOK, "webhook_events": events}
     job_id = await put_one(database, **fields)
     await started(database)
-    rows = await database.fetch("SELECT seq, type FROM deliveries WHERE job_id = $1 ORDER BY seq", job_id)
+    rows = await database.fetch("SELECT seq, type FROM outbox WHERE job_id = $1 ORDER BY seq", job_id)
     wanted = [(2, "loading"), (3, "working")]
     if events is None:
         wanted = [(1, "queued"), *wanted]

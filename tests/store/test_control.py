@@ -7,7 +7,7 @@ import pytest
 from app.jobs.states import TERMINAL, Verb
 from app.store.control import Cancel, cancel, delete, revive
 from app.store.database import Database
-from app.store.history import ALL_EVENTS
+from app.store.outbox import Try, record
 from app.store.settle import Settlement, note_late, settle
 from tests.live_tables import write
 from tests.patience import until
@@ -163,11 +163,15 @@ async def test_delete_removes_a_job_and_all_it_owns_and_nothing_else(database: D
             "INSERT INTO artifacts (job_id, name, content_type, size, data) VALUES ($1, 'a', 'text/plain', 1, 'x')",
             job_id,
         )
+    # Of each job, one is over and the others are not.
+    delivered = [Try(job_id, 1, 0, "delivered") for job_id in (gone, kept)]
+    await record(database, delivered, lease_seconds=10, max_result_bytes=1, take_next=False)
     assert (await delete(database, [gone], TENANT)).answers == [gone]
     assert (await delete(database, [gone], TENANT)).answers == []
     for table, column in (
         ("jobs", "id"),
         ("events", "job_id"),
+        ("outbox", "job_id"),
         ("deliveries", "job_id"),
         ("artifacts", "job_id"),
     ):
@@ -183,7 +187,7 @@ async def test_a_late_settlement_noted_meanwhile_leaves_no_event_of_a_deleted_jo
             deleting = asyncio.create_task(delete(database, [job_id], TENANT))
             await until(lambda: other.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"))
         assert (await deleting).answers == [job_id]
-    assert await database.fetchval(f"SELECT count(*) FROM {ALL_EVENTS} AS events") == 0
+    assert await database.fetchval("SELECT count(*) FROM events") == 0
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL))

@@ -13,6 +13,7 @@ from app.store.database import Database
 from app.store.enqueue import enqueue
 from app.store.history import ALL_EVENTS
 from app.store.idempotency import Receipt, Submission
+from app.store.outbox import ALL_DELIVERIES
 from tests.store import invariants
 from tests.store.making import TENANT, claim, claim_one, job, log_of, put, put_one, row_of, running
 
@@ -98,7 +99,7 @@ async def test_a_deadline_in_seconds_counts_from_the_databases_now(database: Dat
 async def test_a_webhook_url_brings_an_outbox_row_in_the_same_commit(database: Database) -> None:
     wanted = await put_one(database, webhook_url="https://example.org/")
     chosen = await put_one(database, webhook_url="https://example.org/", webhook_events=["done"])
-    rows = await database.fetch("SELECT job_id, seq, type, state FROM deliveries")
+    rows = await database.fetch(f"SELECT job_id, seq, type, state FROM {ALL_DELIVERIES} AS deliveries")
     assert [tuple(row) for row in rows] == [(wanted, 1, "queued", "pending")]
     assert await invariants.check_all(database, [wanted, chosen]) == 2
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
@@ -16,10 +17,12 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
+from ulid import ULID
 
 from app.embedded import EmbeddedPostgres
 from app.errors import Unavailable
 from app.jobs.states import Verb
+from app.store import outbox
 from app.store.control import cancel
 from app.store.database import Database
 from app.store.events import NewEvent, Want, append, read_pages
@@ -306,6 +309,82 @@ async def test_jobs_in_all_states_read_alike_before_and_after_the_small_tables(
         ("working", "start"),
         ("done", "complete"),
     ]
+
+
+OLD_DELIVERIES = """
+INSERT INTO deliveries (job_id, seq, type, state, tries, last_status, last_error, next_try_at, delivered_at, host, leased_until)
+VALUES ($1, 1, 'queued', 'delivered', 1, 204, NULL, now(), now(), 'a', NULL),
+       ($1, 2, 'loading', 'given_up', 8, 500, 'no', now(), NULL, 'a', NULL),
+       ($1, 3, 'working', 'pending', 2, 503, 'busy', now() + interval '1 hour', NULL, 'a', now()),
+       ($2, 1, 'queued', 'refused', 1, 410, 'gone', now(), NULL, 'b', NULL),
+       ($2, 2, 'loading', 'pending', 0, NULL, NULL, now(), NULL, 'b', NULL)
+"""
+OLD_EVENTS = """
+INSERT INTO events (job_id, seq, type, state, reason, data)
+SELECT job_id, seq, 'queued', 'queued', 'enqueue', '{}' FROM unnest($1::text[]) AS job_id, generate_series(1, 3) AS seq
+"""
+
+
+async def test_events_and_deliveries_become_days_with_all_their_rows_and_back(
+    database: Database, database_url: str
+) -> None:
+    """Also those of a job that somebody's clock has put into the future."""
+    await downgrade(database_url, "0010")
+    now = datetime.now(UTC)
+    ids = [str(ULID.from_datetime(now + timedelta(days=n))) for n in (-400, 0, 2, 50)]
+    # By hand: the verbs know no table of that version.
+    await database.execute(
+        "INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, completed_at, history, webhook_url, seq) "
+        "SELECT id, 'default', 'default', 'noop', 'noop', 'done', '{}', now(), '-', 'http://a/', 3 "
+        "FROM unnest($1::text[]) AS id",
+        ids,
+    )
+    await database.execute(OLD_EVENTS, ids)
+    await database.execute(OLD_DELIVERIES, ids[0], ids[3])
+    logs = await database.fetch("SELECT * FROM events ORDER BY job_id, seq")
+    listed = f"SELECT {SHOWN} FROM {{}} AS d ORDER BY job_id, seq"
+    before = await database.fetch(listed.format("deliveries"))
+    await migrate(database_url)
+    assert await database.fetch("SELECT * FROM events ORDER BY job_id, seq") == logs
+    after = await database.fetch(listed.format(outbox.ALL_DELIVERIES))
+    assert [_comparable(row) for row in after] == [_comparable(row) for row in before]
+    where = await database.fetch(
+        "SELECT job_id, tableoid::regclass::text AS lies_in FROM events ORDER BY 1, seq"
+    )
+    assert [row["lies_in"] for row in where[::3]] == [
+        *[f"events_{now + timedelta(days=1):%Y%m%d}"] * 2,
+        f"events_{now + timedelta(days=2):%Y%m%d}",
+        "events_rest",
+    ]
+    assert await database.fetchval("SELECT count(*) FROM outbox WHERE leased_until IS NOT NULL") == 1
+    # What nobody sees any more does not come back; everything else does.
+    await database.execute(
+        "INSERT INTO events (job_id, seq, type, state) VALUES ('0', 1, 'queued', 'queued')"
+    )
+    await downgrade(database_url, "0010")
+    assert await database.fetch("SELECT * FROM events ORDER BY job_id, seq") == logs
+    back = await database.fetch(listed.format("deliveries"))
+    assert [_comparable(row) for row in back] == [_comparable(row) for row in before]
+    await migrate(database_url)
+    assert await database.fetch("SELECT * FROM events ORDER BY job_id, seq") == logs
+
+
+SHOWN = ", ".join(f"d.{name}" for name in outbox.Delivery.__struct_fields__)
+
+
+def _comparable(row: asyncpg.Record) -> dict[str, object]:
+    """When it is due says something only of what is pending."""
+    shown = dict(row)
+    return shown if shown["state"] == "pending" else {**shown, "next_try_at": None}
+
+
+async def test_a_server_of_the_version_before_cannot_write_a_webhook_that_nobody_would_send(
+    database: Database,
+) -> None:
+    with pytest.raises(asyncpg.NotNullViolationError, match="state"):
+        await database.execute(
+            "INSERT INTO deliveries (job_id, seq, type, host) VALUES ('a', 1, 'queued', 'h')"
+        )
 
 
 async def test_a_server_of_the_version_before_cannot_take_in_what_nobody_would_find(

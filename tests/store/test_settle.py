@@ -265,7 +265,7 @@ async def test_a_settlement_of_no_job_at_all_says_so(database: Database) -> None
     assert await settle_one(database, "0" * 26, "t", Verb.COMPLETE, result="1") == Settled(
         "0" * 26, False, None
     )
-    assert await database.fetchval(f"SELECT count(*) FROM {ALL_EVENTS} AS events") == 0
+    assert await database.fetchval("SELECT count(*) FROM events") == 0
 
 
 async def test_a_batch_of_mixed_verbs_is_one_commit_and_each_is_answered_on_its_own(
@@ -314,7 +314,7 @@ async def test_a_batch_of_mixed_verbs_is_one_commit_and_each_is_answered_on_its_
 async def test_outbox_rows_come_with_the_events_of_a_settlement(database: Database) -> None:
     job_id, token = await running(database, webhook_url="https://example.org/")
     await settle_one(database, job_id, token, Verb.COMPLETE, result="1")
-    rows = await database.fetch("SELECT seq, type FROM deliveries WHERE job_id = $1 ORDER BY seq", job_id)
+    rows = await database.fetch("SELECT seq, type FROM outbox WHERE job_id = $1 ORDER BY seq", job_id)
     assert [tuple(row) for row in rows] == [(1, "queued"), (2, "loading"), (3, "working"), (4, "done")]
 
 

@@ -118,7 +118,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.run(
             self.database.execute(
-                "TRUNCATE jobs, queued, running, endings, events, deliveries, idempotency_keys"
+                "TRUNCATE jobs, queued, running, endings, events, outbox, deliveries, idempotency_keys"
             )
         )
 

@@ -20,7 +20,7 @@ _TOLD = (
     r"(INSERT INTO|UPDATE) queues\b[^;]*\b(settings|paused_at)\b",
     r"(INSERT INTO|UPDATE|DELETE FROM) schedules\b",
     r"(INSERT INTO|UPDATE) bulk_operations\b",
-    r"UPDATE deliveries\b[^;]*\bnext_try_at =",
+    r"UPDATE outbox\b[^;]*\bnext_try_at =",
 )
 MOVES = re.compile("|".join(_TOLD), re.DOTALL)
 

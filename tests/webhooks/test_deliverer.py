@@ -19,7 +19,7 @@ from app.outbound.client import GuardedClient
 from app.outbound.guard import AddressPolicy
 from app.secretbox import SecretBox
 from app.store.database import Database
-from app.store.outbox import redeliver
+from app.store.outbox import ALL_DELIVERIES, redeliver
 from app.store.settle import Settlement, settle
 from app.webhooks import circuit, deliverer
 from app.webhooks.deliverer import LADDER_SECONDS, Deliverer, host_of
@@ -59,8 +59,8 @@ async def dispatching(
 
 async def rows(database: Database, job_id: str) -> list[dict[str, Any]]:
     found = await database.fetch(
-        "SELECT *, extract(epoch FROM next_try_at - now())::float8 AS due_in FROM deliveries "
-        "WHERE job_id = $1 ORDER BY seq",
+        "SELECT deliveries.*, leased_until, extract(epoch FROM deliveries.next_try_at - now())::float8 AS due_in "
+        f"FROM {ALL_DELIVERIES} AS deliveries LEFT JOIN outbox USING (job_id, seq) WHERE job_id = $1 ORDER BY seq",
         job_id,
     )
     return [dict(row) for row in found]
@@ -74,8 +74,7 @@ async def over(database: Database, job_id: str) -> list[dict[str, Any]] | None:
 async def let_time_pass(database: Database, job_id: str, by: str = "1 day") -> None:
     """What is due in the future is due now."""
     await database.execute(
-        "UPDATE deliveries SET next_try_at = now() - $2::text::interval "
-        "WHERE job_id = $1 AND state = 'pending'",
+        "UPDATE outbox SET next_try_at = now() - $2::text::interval WHERE job_id = $1",
         job_id,
         by,
     )
@@ -337,9 +336,9 @@ async def test_a_dead_receiver_opens_its_circuit_and_is_probed_until_it_is_back(
             return found is not None and found.is_open
 
         await until(is_open)
-        tries = await database.fetchval("SELECT sum(tries) FROM deliveries")
+        tries = await database.fetchval(f"SELECT sum(tries) FROM {ALL_DELIVERIES} AS deliveries")
         assert tries < 25, "the circuit did not keep the others from trying"
-        untouched = await database.fetchval("SELECT count(*) FROM deliveries WHERE tries = 0")
+        untouched = await database.fetchval("SELECT count(*) FROM outbox WHERE tries = 0")
         assert untouched > 10
         receiver = Receiver(answering(204))
         receiver._server = await asyncio.start_server(receiver._serve, "127.0.0.1", port)
@@ -368,14 +367,14 @@ async def test_while_the_circuit_is_open_what_is_long_overdue_counts_as_tried(da
 
         await until(is_open)
         running._receivers[host_of(url)].open_until = time.monotonic() + 3600
-        await database.execute("UPDATE deliveries SET next_try_at = now() - interval '2 min'")
+        await database.execute("UPDATE outbox SET next_try_at = now() - interval '2 min'")
 
         async def all_waiting() -> bool:
-            return not await database.fetchval("SELECT count(*) FROM deliveries WHERE next_try_at <= now()")
+            return not await database.fetchval("SELECT count(*) FROM outbox WHERE next_try_at <= now()")
 
         await until(all_waiting)
         error = await database.fetchval(
-            "SELECT last_error FROM deliveries WHERE last_error LIKE 'not sent%' LIMIT 1"
+            "SELECT last_error FROM outbox WHERE last_error LIKE 'not sent%' LIMIT 1"
         )
         assert "in a row" in error
 
@@ -425,7 +424,5 @@ async def test_stopping_lets_go_of_what_is_not_finished(database: Database) -> N
         [row] = await rows(database, job_id)
         assert row["state"] == "pending"
         assert row["tries"] == 0
-        free = await database.fetchval(
-            "SELECT leased_until <= now() FROM deliveries WHERE job_id = $1", job_id
-        )
+        free = await database.fetchval("SELECT leased_until <= now() FROM outbox WHERE job_id = $1", job_id)
         assert free

@@ -49,9 +49,7 @@ class Clock(threading.Thread):
     async def _run(self) -> None:
         connection = await asyncpg.connect(self._url)
         while not self.stopping.wait(0.25):
-            await connection.execute(
-                "UPDATE deliveries SET next_try_at = now() WHERE state = 'pending' AND next_try_at > now()"
-            )
+            await connection.execute("UPDATE outbox SET next_try_at = now() WHERE next_try_at > now()")
         await connection.close()
 
 
@@ -110,7 +108,7 @@ def unfinished(url: str) -> tuple[int, int]:
 
     async def ask() -> tuple[int, int]:
         connection = await asyncpg.connect(url)
-        pending = await connection.fetchval("SELECT count(*) FROM deliveries WHERE state = 'pending'")
+        pending = await connection.fetchval("SELECT count(*) FROM outbox")
         jobs = await connection.fetchval("SELECT count(*) FROM jobs WHERE completed_at IS NULL")
         await connection.close()
         return pending, jobs

@@ -356,7 +356,8 @@ def test_deleting_a_job_deletes_its_deliveries(server: Server, receiver: Receive
     job_id = submit(server, state_webhook_url=receiver.url)
     wait_until(lambda: all_over(server, job_id))
     assert httpx.delete(f"{server.url}/jobs/{job_id}").status_code == 204
-    assert query(server, "SELECT count(*) FROM deliveries WHERE job_id = $1", job_id) == 0
+    for table in ("outbox", "deliveries"):
+        assert query(server, f"SELECT count(*) FROM {table} WHERE job_id = $1", job_id) == 0
 
 
 def test_tries_and_latencies_are_in_the_metrics(server: Server, receiver: ReceiverProcess) -> None:

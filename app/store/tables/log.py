@@ -10,9 +10,13 @@ from app.store.tables.columns import BLANK, ID, NOW, TIME, column, count, index,
 
 
 class Event(SQLModel, table=True):
-    """The append-only log of a job; `seq` is given out under the job row's lock, so it has no gaps."""
+    """The append-only log of a job; `seq` is given out under the job row's lock, so it has no gaps.
+
+    By the day of the job, which its id tells: a day goes whole when its jobs are gone (see partitions.py). Rows of jobs
+    that retention has removed are there until then: read it through the job, always."""
 
     __tablename__ = "events"
+    __table_args__ = ({"postgresql_partition_by": "RANGE (job_id)"},)
 
     job_id: str = primary(ID)
     seq: int = primary(sa.Integer)
@@ -64,33 +68,47 @@ class Announcement(SQLModel, table=True):
     events: int = count(1, sa.SmallInteger)
 
 
-class Delivery(SQLModel, table=True):
-    """The webhook outbox: written in the same commit as the state change."""
+class Outbox(SQLModel, table=True):
+    """The webhooks that are still to be sent: written in the same commit as the state change."""
 
-    __tablename__ = "deliveries"
-    __table_args__ = (
-        # One receiver's part of the index at a time: a backlog of one never stands in another's way. The second
-        # condition of these two, always true, keeps the planner from walking all of one where a probe into the
-        # other is meant: that seems free to it whenever statistics were taken while nothing was pending.
-        index("deliveries_due", "host, next_try_at", "state = 'pending' AND host >= ''"),
-        index("deliveries_pending_by_job", "job_id, seq", "state = 'pending' AND seq >= 0"),
-        index("deliveries_troubled", "job_id, seq", "state IN ('given_up', 'refused')"),
-    )
+    __tablename__ = "outbox"
+    # One receiver's part of the index at a time: a backlog of one never stands in another's way.
+    __table_args__ = (index("outbox_due", "host, next_try_at"),)
 
     job_id: str = primary(ID)
     seq: int = primary(sa.Integer)
     type: str = text(null=False)
-    state: str = text(null=False, server_default=sa.text("'pending'"))
     tries: int = count()
     last_status: int | None = column(sa.Integer)
     last_error: str | None = text()
     created_at: datetime = time(null=False, server_default=NOW)
     next_try_at: datetime = time(null=False, server_default=NOW)
-    delivered_at: datetime | None = time()
     # Host and port of the receiver, as they stand in the job's URL.
     host: str = text(null=False, server_default=BLANK)
     # Being sent now, by a process that renews this; no index knows it, so claiming stays on the row's page.
     leased_until: datetime | None = time()
+
+
+class Delivery(SQLModel, table=True):
+    """The webhooks that are over, one way or the other: the record of them. By day, as `events` are."""
+
+    __tablename__ = "deliveries"
+    __table_args__ = (
+        index("deliveries_troubled", "job_id, seq", "state IN ('given_up', 'refused')"),
+        {"postgresql_partition_by": "RANGE (job_id)"},
+    )
+
+    job_id: str = primary(ID)
+    seq: int = primary(sa.Integer)
+    type: str = text(null=False)
+    # Without a default: a server of a version that had what is pending in here cannot write what nobody would send.
+    state: str = text(null=False)
+    tries: int = column(sa.Integer, null=False)
+    last_status: int | None = column(sa.Integer)
+    last_error: str | None = text()
+    created_at: datetime = time(null=False)
+    delivered_at: datetime | None = time()
+    host: str = text(null=False)
 
 
 class Artifact(SQLModel, table=True):
