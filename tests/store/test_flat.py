@@ -33,6 +33,8 @@ async def held_open(database: Database, monkeypatch: pytest.MonkeyPatch) -> Asyn
     # Nor does a look from the beginning come in between, which would take place all the time as long as it is short.
     monkeypatch.setattr(key_memory, "SLACK", timedelta(0))
     monkeypatch.setattr(key_memory, "RESCAN_SHARE", 1e9)
+    monkeypatch.setattr(key_memory, "LONGEST_TRUST_SECONDS", 1e9)
+    monkeypatch.setattr(key_memory, "WORTH_IT", 0)
     monkeypatch.setattr(sweep, "LATE_SLACK", timedelta(0))
     monkeypatch.setattr(sweep, "RESCAN_SHARE", 1e9)
     async with database.connection() as other, other.transaction(isolation="repeatable_read"):
