@@ -24,7 +24,7 @@ BATCH = 500
 AGAIN_SECONDS = 0.02
 # A repair that takes long, as while a transaction held open elsewhere keeps what was, comes after so many
 # times as long: it is a small share of all.
-REPAIR_SHARE = 20
+REPAIR_SHARE = 5
 
 
 class Unblocker(Loop):

@@ -13,9 +13,9 @@ Some of what was counted may never have happened for the server that is asked ne
 before it. So a memory counts only for the server process that it is of: by the moment of its start, which every count
 compares.
 
-**Where those begin who wait** is a hint, by rank: what appears before it is passed over until the next look from the
-beginning. That comes after so many times as long as the last one took, so it is a small share of all; where it takes a
-moment, as it does unless a transaction is held open, so does what was passed over.
+**Where those begin who wait** is a hint, by rank, and only for a line that many went through: what appears before it is
+passed over until the next look from the beginning. That comes after so many times as long as the last one took, so it is
+a small share of all, and after some seconds at the latest.
 """
 
 import time
@@ -34,6 +34,11 @@ from app.store.remembered import Remembered
 KNOWN = 32
 # Commits do not come in the order of the ids (see low_water.py).
 SLACK = timedelta(seconds=2)
+# Marks are worth it only for a line from which so many were let in since a look from the beginning was quick: before
+# that it costs next to nothing, and passes over nobody. However long it takes, they are believed no longer than this.
+WORTH_IT = 500
+QUICK_SECONDS = 0.002
+LONGEST_TRUST_SECONDS = 10.0
 
 # The process that answers, and the last number that was drawn. It is read as it is, not as it was when the statement
 # began, and no job of a key draws one while its lock is held.
@@ -141,10 +146,15 @@ class _Line:
 
     by_rank: dict[int, str] = field(default_factory=dict)
     trusted_until: float = 0.0
+    # How many were let in since a look from the beginning was quick.
+    let_in: int = 0
     # There are more of them than there are places.
     backlog: bool = False
     # Nobody was found from the marks on; there may be somebody before them.
     doubtful: bool = False
+
+    def is_trusted(self, now: float) -> bool:
+        return self.let_in >= WORTH_IT and now < self.trusted_until
 
     def spans(self) -> list[tuple[int, int, str]]:
         """Every rank is in exactly one span, best first."""
@@ -188,7 +198,7 @@ class Lines:
         spans, marked = [], set()
         for key in keys:
             line = self._lines.get(key)
-            if line is not None and now < line.trusted_until:
+            if line is not None and line.is_trusted(now):
                 marked.add(key)
                 spans.append(line.spans())
             else:
@@ -205,6 +215,7 @@ class Lines:
             line = _Line()
             self._lines.put(key, line)
         line.backlog = full
+        line.let_in += len(taken)
         lowest: dict[int, str] = {}
         for job_id, rank in taken:
             lowest[rank] = min(job_id, lowest.get(rank, job_id))
@@ -214,21 +225,23 @@ class Lines:
     def ended(self, look: Look, found: Iterable[Key] | None = None) -> None:
         """How long it took is each key's share; `found`: those that somebody waits for, if that was all that was asked."""
         now = time.monotonic()
-        trusted_until = now + RESCAN_SHARE * (now - look.began) / max(1, len(look.keys))
+        seconds = (now - look.began) / max(1, len(look.keys))
         awaited = None if found is None else set(found)
         for key in look.keys:
             line = self._lines.get(key)
             if line is None:
                 continue
             if key not in look.marked:
-                line.trusted_until = trusted_until
+                line.trusted_until = now + min(LONGEST_TRUST_SECONDS, RESCAN_SHARE * seconds)
+                if seconds < QUICK_SECONDS:
+                    line.let_in = 0
             if awaited is not None:
                 line.doubtful = key in look.marked and key not in awaited
 
     def known(self) -> list[Key]:
         """The keys of which it is believed to be known where those begin who wait."""
         now = time.monotonic()
-        return [key for key in self._lines if (line := self._lines.peek(key)) and now < line.trusted_until]
+        return [key for key in self._lines if (line := self._lines.peek(key)) and line.is_trusted(now)]
 
     def doubts(self, keys: Iterable[Key]) -> dict[Key, float]:
         """Those of the keys that are to be looked at again, and when: from the beginning."""

@@ -1,6 +1,7 @@
 """Whatever one process remembers of a key, and however old that is, it counts all that hold a place of it."""
 
 import random
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -11,7 +12,7 @@ from app.store.claims import Claimant, Claims
 from app.store.control import cancel, revive
 from app.store.database import Database
 from app.store.idempotency import Submission
-from app.store.key_memory import KNOWN, KeyMemory, Known, Lines
+from app.store.key_memory import KNOWN, WORTH_IT, KeyMemory, Known, Lines
 from app.store.keys import KeyState, key_lock
 from app.store.locks import lock
 from app.store.managed import ManagedEnqueue
@@ -273,7 +274,8 @@ async def test_who_came_before_the_marks_is_found_by_a_look_from_the_beginning(
     lines = process.memory.lines
     line = lines._lines.peek(KEY)
     assert line is not None
-    line.trusted_until = float("inf")
+    assert not line.is_trusted(time.monotonic())
+    line.trusted_until, line.let_in = float("inf"), WORTH_IT
     ids = [row["id"] for row in await database.fetch("SELECT id FROM queued WHERE gate = 'key'")]
     await cancel(database, ids, TENANT, None)
     await write(database, "UPDATE jobs SET gate = 'key' WHERE id = $1", first.id)
