@@ -78,7 +78,8 @@ T = TypeVar("T")
 
 # Every statement is planned once: what the store asks again and again costs more to plan than to run. A plan that
 # was made while a table was empty must still be good when it is full, so each is written such that the planner has
-# only one way: LATERAL … LIMIT 1, OFFSET 0 and = ANY (ARRAY(…)) are fences (see tests/store/test_first_plans.py). To
+# only one way: LATERAL … LIMIT 1, OFFSET 0, = ANY (ARRAY(…)) and ranges of one (rows.looked_up) are fences, and so are
+# conditions of indexes that follow only where their first column is named (see tests/store/test_first_plans.py). To
 # read a small table whole, or as a bitmap and then to sort it, seems cheap to it: until it is not small any more.
 PLANNING = {
     "jit": "off",
