@@ -24,8 +24,8 @@ from app.store.remembered import Remembered
 from app.telemetry import REFUSED
 
 MAX_ROWS = 1000
-# A full batch does not wait for the one before: while the database writes one, the next is encoded here.
-FULL_IN_FLIGHT = 2
+# While one batch waits for the disk, the next is on its way.
+IN_FLIGHT = 2
 # A name that takes longer to resolve is no objection: the delivery checks it again.
 RESOLVE_SECONDS = 1.0
 
@@ -48,7 +48,7 @@ class Intake:
         self._known_queues: Remembered[str, None] = Remembered()
         self.managed = ManagedEnqueue(database, book, memory)
         self._plain = self._batcher(
-            lambda submissions: enqueue.enqueue(database, submissions), in_flight_full=FULL_IN_FLIGHT
+            lambda submissions: enqueue.enqueue(database, submissions), in_flight=IN_FLIGHT
         )
         # By a way of their own: whoever has to wait for a key's lock does not hold up the others.
         self._managed = self._batcher(self.managed.enqueue)
@@ -101,7 +101,7 @@ class Intake:
         await self._managed.drain()
 
     def _batcher(
-        self, write: Callable[[Sequence[Submission]], Awaitable[enqueue.Enqueued]], in_flight_full: int = 1
+        self, write: Callable[[Sequence[Submission]], Awaitable[enqueue.Enqueued]], in_flight: int = 1
     ) -> Batcher[Submission, Receipt]:
         async def flush(submissions: Sequence[Submission]) -> list[Receipt | Exception]:
             await self.know_queues(submissions)
@@ -114,7 +114,7 @@ class Intake:
             max_weight=MAX_ROWS,
             weight=lambda each: len(each.jobs),
             size=submission_bytes,
-            in_flight_full=in_flight_full,
+            in_flight=in_flight,
         )
 
     async def know_queues(self, submissions: Sequence[Submission]) -> None:

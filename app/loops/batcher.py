@@ -1,4 +1,4 @@
-"""Natural batching: one flush in flight, the next takes all that waited.
+"""Natural batching: one flush in flight, or a few, and the next takes all that waited.
 
 Under light load an item leaves at once and alone; under heavy load the batches grow by themselves.
 No timer, no tuning. A failed flush fails exactly its own waiters, and where the failure may be one
@@ -35,8 +35,7 @@ class Batcher(Generic[Item, Answer]):
     """Hands items to `flush` in batches and each waiter its own answer.
 
     A batch is bounded twice: by `weight`, how many rows an item is, and by `size`, how many bytes; an item
-    that is too much by itself leaves alone. `in_flight` says how many flushes may run side by side, and
-    `in_flight_full` how many may while a full batch waits: it gains nothing by waiting longer.
+    that is too much by itself leaves alone. `in_flight` says how many flushes may run side by side.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class Batcher(Generic[Item, Answer]):
         max_size: int = MAX_FLUSH_BYTES,
         size: Callable[[Item], int] = lambda _: 0,
         in_flight: int = 1,
-        in_flight_full: int = 1,
     ) -> None:
         self._flush = flush
         self._max_weight = max_weight
@@ -56,9 +54,7 @@ class Batcher(Generic[Item, Answer]):
         self._max_size = max_size
         self._size = size
         self._in_flight = in_flight
-        self._in_flight_full = in_flight_full
         self._waiting: deque[Entry[Item, Answer]] = deque()
-        self._waiting_weight = 0
         self._flushes = 0
         # The loop keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[None]] = set()
@@ -90,8 +86,7 @@ class Batcher(Generic[Item, Answer]):
         """The same for whoever does not wait: `tell` is called once, never before this returns."""
         weight = self._weight(item)
         self._waiting.append((item, tell, weight))
-        self._waiting_weight += weight
-        if self._may_run(self._flushes + 1):
+        if self._flushes < self._in_flight:
             self._flushes += 1
             task = asyncio.create_task(self._run())
             self._tasks.add(task)
@@ -102,17 +97,11 @@ class Batcher(Generic[Item, Answer]):
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _may_run(self, flushes: int) -> bool:
-        """Whether so many may be in flight, with what is waiting now."""
-        return flushes <= self._in_flight or (
-            flushes <= self._in_flight_full and self._waiting_weight >= self._max_weight
-        )
-
     async def _run(self) -> None:
         # Counted down in the same step that finds nothing waiting: an item put by a waiter that is just
         # being answered must not believe that a flush is still on its way.
         try:
-            while self._waiting and self._may_run(self._flushes):
+            while self._waiting:
                 await self._flush_batch(self._take())
                 # What has arrived at the sockets meanwhile is read first, and leaves with the next batch.
                 await asyncio.sleep(0)
@@ -129,7 +118,6 @@ class Batcher(Generic[Item, Answer]):
             if batch and (room < 0 or bytes_left < 0):
                 break
             batch.append(self._waiting.popleft())
-            self._waiting_weight -= weight
         return batch
 
     async def _flush_batch(self, batch: list[Entry[Item, Answer]]) -> None:

@@ -283,33 +283,3 @@ async def test_whoever_cannot_be_told_keeps_nobody_else_from_being_told() -> Non
         await batcher.drain()
     assert told == ["B"]
     assert [each["event"] for each in logs] == ["batcher.not_told"]
-
-
-async def test_a_full_batch_does_not_wait_for_the_one_in_flight() -> None:
-    gate = Gate()
-    batcher = Batcher(gate.flush, max_weight=3, in_flight_full=2)
-    waiting = put(batcher, "a")
-    await gate.entered.wait()
-    waiting += put(batcher, "b", "c")
-    await turn_of_the_loop()
-    assert gate.batches == [["a"]]
-    waiting += put(batcher, "d", "e", "f", "g")
-    await until(lambda: len(gate.batches) == 2)
-    # And never more of them than there may be, full or not.
-    waiting += put(batcher, "h", "i")
-    await turn_of_the_loop()
-    assert gate.batches == [["a"], ["b", "c", "d"]]
-    gate.open()
-    assert await all_of(*waiting) == list("ABCDEFGHI")
-    assert gate.most_in_flight == 2
-
-
-async def test_a_second_flush_ends_when_what_waits_is_not_full() -> None:
-    """Otherwise two would go on with half a batch each."""
-    gate = Gate()
-    batcher = Batcher(gate.flush, max_weight=2, in_flight_full=2)
-    waiting = put(batcher, "a", "b", "c", "d", "e")
-    await until(lambda: len(gate.batches) == 2)
-    gate.open()
-    assert await all_of(*waiting) == list("ABCDE")
-    assert gate.batches == [["a", "b"], ["c", "d"], ["e"]]
