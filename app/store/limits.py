@@ -24,8 +24,10 @@ MAX_REFILL_SECONDS = 3600.0
 # From the oldest that runs on: what ran before is stepped over, also where a transaction held open elsewhere keeps it
 # from being removed. A queue with limits is claimed by one at a time, so none appears behind another's mark.
 RUNNING = """
-SELECT count(*), min(claimed_at) AS oldest, statement_timestamp() AS now FROM running
-WHERE queue = $1 AND claimed_at >= $2::timestamptz
+SELECT count(*), min(claimed_at) AS oldest, statement_timestamp() AS now FROM (
+    SELECT queue, claimed_at FROM running WHERE claimed_at >= $2::timestamptz ORDER BY claimed_at, id OFFSET 0
+) AS runs
+WHERE queue = $1
 """
 # Clocks may differ after a failover; and how long a mark is trusted.
 SLACK = timedelta(seconds=2)

@@ -250,13 +250,12 @@ WITH cancelled AS (
 
 # The end of a look: when that is, whether leases had run out when it began that no look before had found so, and since
 # when the oldest of all runs.
-END_LOOK = """
+END_LOOK = f"""
 SELECT coalesce(bool_or(lease.expires_at >= $1::timestamptz AND lease.expires_at < $2::timestamptz), false) AS unconfirmed,
        clock_timestamp() AS now, min(r.claimed_at) AS oldest
-FROM running r CROSS JOIN LATERAL (
+FROM {_RUNS} CROSS JOIN LATERAL (
     SELECT lease_expires_at AS expires_at FROM jobs WHERE id = r.id AND state IN ('loading', 'working') LIMIT 1
 ) AS lease
-WHERE r.claimed_at >= $3::timestamptz
 """
 
 

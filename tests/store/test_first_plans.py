@@ -94,17 +94,8 @@ def _below(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from _below(each)
 
 
-# Also when there are some: what is right for none, of which nothing is known, may be wrong for a few that were counted.
-# A plan made for them is kept until they are counted again, and by then they may be a million.
-@pytest.mark.parametrize("jobs", [0, 1, 60, 300])
-async def test_the_first_plans_go_by_index_from_few_rows_to_few_rows(database: Database, jobs: int) -> None:
-    await database.execute(EXPLAIN)
-    if jobs:
-        await put(database, *(job(payload=json.dumps("x" * 300)) for _ in range(jobs)))
-        claimed = await claim(database, limit=max(jobs // 2, 1))
-        done = [Settlement(each.id, each.lease_token, Verb.COMPLETE) for each in claimed[: jobs // 4]]
-        await settle(database, done)
-        await database.execute("ANALYZE")
+async def wide_plans(database: Database) -> dict[str, list[tuple[str, str, str | None]]]:
+    """Statements that would read more of a table than they look up, and what they would read."""
     first = {row["index"]: row["first"] for row in await database.fetch(FIRST_COLUMNS)}
     wide = {}
     for name, statement in statements():
@@ -120,7 +111,37 @@ async def test_the_first_plans_go_by_index_from_few_rows_to_few_rows(database: D
         ]
         if found:
             wide[name] = found
-    assert {name: found for name, found in wide.items() if name not in WALKS} == {}
+    return {name: found for name, found in wide.items() if name not in WALKS}
+
+
+# Also when there are some: what is right for none, of which nothing is known, may be wrong for a few that were counted.
+# A plan made for them is kept until they are counted again, and by then they may be a million.
+@pytest.mark.parametrize("jobs", [0, 1, 60, 300])
+async def test_the_first_plans_go_by_index_from_few_rows_to_few_rows(database: Database, jobs: int) -> None:
+    await database.execute(EXPLAIN)
+    if jobs:
+        await put(database, *(job(payload=json.dumps("x" * 300)) for _ in range(jobs)))
+        claimed = await claim(database, limit=max(jobs // 2, 1))
+        done = [Settlement(each.id, each.lease_token, Verb.COMPLETE) for each in claimed[: jobs // 4]]
+        await settle(database, done)
+        await database.execute("ANALYZE")
+    assert await wide_plans(database) == {}
+
+
+# Few are left, and PostgreSQL counts them as few; but the indexes still hold all that came and went.
+async def test_plans_stay_look_ups_where_a_transaction_keeps_what_came_and_went(database: Database) -> None:
+    async with database.connection() as other, other.transaction(isolation="repeatable_read"):
+        await other.fetchval("SELECT count(*) FROM jobs")
+        for _ in range(10):
+            await put(database, *(job() for _ in range(200)))
+            done = [
+                Settlement(each.id, each.lease_token, Verb.COMPLETE)
+                for each in await claim(database, limit=200)
+            ]
+            await settle(database, done)
+        await database.execute("ANALYZE")
+        await database.execute(EXPLAIN)
+        assert await wide_plans(database) == {}
 
 
 def test_the_statements_are_found() -> None:

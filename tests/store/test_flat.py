@@ -97,7 +97,7 @@ async def test_claims_of_a_queue_with_max_running(database: Database) -> None:
         await run_all(database, claims, "ruled")
         claims.place_freed("ruled")
 
-    await is_flat(database, look, "running_pkey", "queued_by_lane")
+    await is_flat(database, look, "running_by_age", "running_pkey", "queued_by_lane")
 
 
 @pytest.mark.usefixtures("held_open")
@@ -135,7 +135,7 @@ async def test_a_sweep(database: Database) -> None:
         await run_all(database, claims, "default")
         assert await sweep.sweep(database, cancel_grace_seconds=10, watchfulness=watchfulness)
 
-    await is_flat(database, look, "running_pkey")
+    await is_flat(database, look, "running_by_age", "running_pkey")
 
 
 OF_DEADLINES = ("queued_late", "queued_deadlines", "running_late", "running_deadlines")
@@ -215,7 +215,7 @@ OF_KEYS = (
     "queued_key_waiting",
     "queued_pkey",
     "running_key_places",
-    "running_by_id",
+    "running_pkey",
 )
 HOT = ("keyed", "hot")
 PLACED = "SELECT id FROM jobs WHERE queue = 'keyed' AND state = 'queued' AND ready_at IS NOT NULL LIMIT 1"

@@ -74,8 +74,9 @@ class Running(SQLModel, table=True):
 
     __tablename__ = "running"
     __table_args__ = (
-        # Which is deleted when a run ends. Not the primary key: a claim could never be stopped by what another left.
-        index("running_by_id", "id"),
+        # In the order in which they were claimed: those of a queue are counted (max_running), and leases that ran out
+        # are looked for, from the oldest that runs on. Only for those who say from when on (see job.py).
+        index("running_by_age", "claimed_at, id", "claimed_at IS NOT NULL"),
         # Who holds a place of a key.
         index("running_key_places", "queue, concurrency_key, key_number", HAS_KEY),
         index("running_late", "deadline", "deadline IS NOT NULL"),
@@ -84,10 +85,9 @@ class Running(SQLModel, table=True):
         index("running_on_target", "runs_on", "runs_on IS NOT NULL"),
     )
 
-    # In the order in which they were claimed: those of a queue are counted (max_running), and leases that ran out are
-    # looked for, from the oldest that runs on.
-    claimed_at: datetime = primary(TIME)
+    # Looked up by the id when a run ends. With the moment it is unique: a claim is never stopped by what another left.
     id: str = primary(ID)
+    claimed_at: datetime = primary(TIME)
     queue: str = text(null=False)
     worker: str | None = text()
     runs_on: str | None = text()
