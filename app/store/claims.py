@@ -25,7 +25,7 @@ from app.store.heads import Head, heads_of
 from app.store.history import line
 from app.store.job import BriefJob, ClaimedJob, LeasedJob
 from app.store.live import HELD, enter_run
-from app.store.low_water import LowWater
+from app.store.low_water import RESCAN_SHARE, LowWater
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
 from app.store.rows import arrays, as_rows, columns, looked_up
@@ -157,6 +157,8 @@ Claimed = TypeVar("Claimed", ClaimedJob, LeasedJob, BriefJob)
 
 # How long a queue that runs all it may is left alone when nobody says that a place was freed.
 FULL_SECONDS = 1.0
+# How long it is believed at least that all jobs of a fair queue have a value.
+VALUED_SECONDS = 1.0
 # A queue whose claim failed, other than by the database being away, is left alone for growing times.
 FAILURE = "failure"
 FAILURE_SECONDS = 0.25
@@ -210,6 +212,8 @@ class Claims:
         self._oldest_runs = limits.OldestRuns()
         self._closed: Remembered[str, tuple[str, float]] = Remembered()
         self._failures: Remembered[str, int] = Remembered()
+        # Fair queues, and until when it is believed that all their jobs have a value.
+        self._valued_until: Remembered[str, float] = Remembered()
         self._book.on_change(self.open)
 
     async def claim(
@@ -308,9 +312,18 @@ class Claims:
                     break
                 beyond = best["turned"]
         self._turns.took(queue, lanes, time.monotonic() - began, full=not asked.claimants)
-        if asked.claimants:
-            # Jobs from before the queue was fair, which have no value yet.
-            claimed += await self._claim(runner, asked)
+        if asked.claimants and time.monotonic() >= (self._valued_until.get(queue) or 0.0):
+            claimed += await self._claim_without_value(runner, asked)
+        return claimed
+
+    async def _claim_without_value(self, runner: Runner, asked: _Request[Claimed]) -> list[Claimed]:
+        """Jobs from before the queue was fair, which have no value yet. Where there are none, as a rule, they are looked
+        for only now and then: all that was ever claimed in these lanes may lie in the way."""
+        began = time.monotonic()
+        claimed = await self._claim(runner, asked)
+        if not claimed:
+            now = time.monotonic()
+            self._valued_until.put(asked.queue, now + max(VALUED_SECONDS, RESCAN_SHARE * (now - began)))
         return claimed
 
     async def _claim_within_limits(self, rules: QueueRules, asked: _Request[Claimed]) -> list[Claimed]:
@@ -362,6 +375,7 @@ class Claims:
     def open(self, queue: str) -> None:
         """Something changed: ask again."""
         self._closed.forget(queue)
+        self._valued_until.forget(queue)
         # It may have had no limit before, and have been claimed by many at a time.
         self._oldest_runs.forget(queue)
 

@@ -89,6 +89,24 @@ async def test_claims_of_a_fair_queue(database: Database) -> None:
 
 
 @pytest.mark.usefixtures("held_open")
+async def test_claims_of_a_fair_queue_that_find_less_than_they_ask_for(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then jobs without a value are looked for, too; in the lanes, where all that had one lies in the way."""
+    monkeypatch.setattr("app.store.claims.VALUED_SECONDS", 600.0)
+    claims = await claims_of(database, fair_by="user")
+
+    async def look() -> None:
+        await put(database, *(job(queue="ruled", fair_value=f"u{n % 20}") for n in range(SIZE)))
+        claimed = (await claims.claim("ruled", ["noop"], [Claimant("w", 2 * SIZE, 30)])).answers
+        assert len(claimed) == SIZE
+        done = [Settlement(each.id, each.lease_token, Verb.COMPLETE, result="null") for each in claimed]
+        await settle(database, done)
+
+    await is_flat(database, look, "queued_fair", "queued_by_lane")
+
+
+@pytest.mark.usefixtures("held_open")
 async def test_claims_of_a_queue_with_max_running(database: Database) -> None:
     claims = await claims_of(database, max_running=SIZE)
 
