@@ -17,6 +17,7 @@ from app.jobs.queue_settings import QueueSettings, Rate
 from app.jobs.states import RUNNING, State
 from app.store import limits
 from app.store.database import Database
+from app.store.tables.live import IN_LANES
 from app.store.tallies import ENQUEUED, RATE_SECONDS
 
 # A look that takes no longer than this is taken anew each time.
@@ -26,7 +27,7 @@ NEVER = datetime.min.replace(tzinfo=UTC)
 
 LOOK = f"""
 SELECT queue, 'ready' AS part, count(*)::bigint AS jobs, min(ready_at) AS since, NULL::text AS oldest
-FROM queued WHERE ready_at IS NOT NULL AND lane >= '' GROUP BY queue
+FROM queued WHERE {IN_LANES} GROUP BY queue
 UNION ALL
 SELECT queue, gate, count(*), NULL, min(id)
 FROM queued WHERE gate IS NOT NULL GROUP BY queue, gate

@@ -29,6 +29,7 @@ from app.store.low_water import RESCAN_SHARE, LowWater
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
 from app.store.rows import arrays, as_rows, columns, looked_up
+from app.store.tables.live import IN_LANES
 from app.telemetry import CLAIMED, SETTLEMENTS
 
 # The order of the ranges is the array's order, and the LIMITs make the walk lazy: rows beyond the limit are
@@ -43,7 +44,7 @@ WITH due AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT q.id, held.logs_itself FROM queued q CROSS JOIN LATERAL ({HELD}
         ) AS held
-        WHERE q.queue = $1 AND q.lane = span.lane AND q.ready_at IS NOT NULL
+        WHERE q.queue = $1 AND q.lane = span.lane AND {IN_LANES}
           AND q.rank BETWEEN span.low AND span.high AND q.ready_at >= span.mark
           AND (q.deadline IS NULL OR q.deadline > statement_timestamp())
         ORDER BY q.rank DESC, q.ready_at, q.id

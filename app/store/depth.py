@@ -14,6 +14,7 @@ from app.jobs.submission import NewJob
 from app.store.database import Runner
 from app.store.locks import lock_number
 from app.store.queues import QueueBook
+from app.store.tables.live import IN_LANES
 
 # The share of the room that is reserved, and how much room there must be at least.
 RESERVED_SHARE = 16
@@ -147,9 +148,9 @@ async def _reserved_by_others(connection: Runner, queue: str, own: str) -> int:
 
 
 # Waiting jobs by each of the three reasons, each from its own index.
-DEPTH = """
+DEPTH = f"""
 SELECT count(*) FROM (
-    (SELECT 1 FROM queued WHERE queue = $1 AND lane >= '' AND ready_at IS NOT NULL LIMIT $2)
+    (SELECT 1 FROM queued WHERE queue = $1 AND {IN_LANES} LIMIT $2)
     UNION ALL
     (SELECT 1 FROM queued WHERE queue = $1 AND gate IS NOT NULL LIMIT $2)
     UNION ALL

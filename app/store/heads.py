@@ -9,6 +9,7 @@ from typing import Any
 
 from app.store.database import Database
 from app.store.low_water import LowWater
+from app.store.tables.live import IN_LANES
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +27,15 @@ class Head:
 
 # A loose index scan: one probe per (queue, lane) that has work, however much work that is. With a page at a time
 # it costs the same however many there are.
-HEADS = """
+HEADS = f"""
 WITH RECURSIVE heads AS (
     (SELECT queue, lane, rank, ready_at, id FROM queued
-     WHERE ready_at IS NOT NULL AND lane >= '' AND (queue, lane) > ($1::text, $2::text)
+     WHERE {IN_LANES} AND (queue, lane) > ($1::text, $2::text)
      ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1)
     UNION ALL
     SELECT following.* FROM heads CROSS JOIN LATERAL (
         SELECT queue, lane, rank, ready_at, id FROM queued
-        WHERE ready_at IS NOT NULL AND lane >= '' AND (queue, lane) > (heads.queue, heads.lane)
+        WHERE {IN_LANES} AND (queue, lane) > (heads.queue, heads.lane)
         ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1
     ) AS following
 )
@@ -73,9 +74,9 @@ class HeadsWalk:
 
 # The same within these queues only. Lanes that are known are looked at from their marks on, range of ranks by range, best
 # first; others are searched for in the gaps between them, by a loose scan (see fair.py, which does the same).
-_NEXT = """
+_NEXT = f"""
             SELECT lane, rank, ready_at, id FROM queued
-            WHERE queue = gap.queue AND ready_at IS NOT NULL AND lane > {after} AND lane < gap.to_lane
+            WHERE queue = gap.queue AND {IN_LANES} AND lane > {{after}} AND lane < gap.to_lane
             ORDER BY queue, lane, rank DESC, ready_at, id LIMIT 1"""
 HEADS_OF = f"""
 WITH spans AS MATERIALIZED (
@@ -86,7 +87,7 @@ WITH spans AS MATERIALIZED (
     (SELECT DISTINCT ON (span.queue, span.lane) span.queue, span.lane, head.rank, head.ready_at, head.id
      FROM spans AS span CROSS JOIN LATERAL (
         SELECT rank, ready_at, id FROM queued
-        WHERE queue = span.queue AND lane = span.lane AND ready_at IS NOT NULL
+        WHERE queue = span.queue AND lane = span.lane AND {IN_LANES}
           AND rank BETWEEN span.low AND span.high AND ready_at >= span.mark
         ORDER BY rank DESC, ready_at, id LIMIT 1
      ) AS head

@@ -13,6 +13,7 @@ from app.jobs.states import RUNNING, State
 from app.store.database import Database
 from app.store.job import Job, JobSummary
 from app.store.rows import as_row, columns
+from app.store.tables.live import IN_LANES
 
 _ARTIFACTS = """(
     SELECT json_agg(
@@ -47,7 +48,7 @@ POSITION_LIMIT = 10_000
 POSITION = f"""
 SELECT count(*) FROM (
     SELECT 1 FROM queued
-    WHERE queue = $1 AND lane = $2 AND ready_at IS NOT NULL
+    WHERE queue = $1 AND lane = $2 AND {IN_LANES}
       AND (rank > $3 OR (rank = $3 AND (ready_at, id) < ($4, $5)))
     LIMIT {POSITION_LIMIT}
 ) AS ahead

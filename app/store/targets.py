@@ -12,6 +12,7 @@ from app.store.changes import Changes
 from app.store.database import Database
 from app.store.live import move_held, moved_in_queue
 from app.store.rows import as_rows, columns
+from app.store.tables.live import IN_LANES
 
 
 class KnownTarget(msgspec.Struct, gc=False):
@@ -138,11 +139,11 @@ async def record_resident(database: Database, name: str, resident: str) -> None:
 
 
 # Not a transition: they stay queued, but out of the claim's way until the target answers. No event.
-HOLD_CLAIMABLE = """
+HOLD_CLAIMABLE = f"""
 SELECT q.id FROM queued q CROSS JOIN LATERAL (
     SELECT 1 FROM jobs WHERE id = q.id AND state = 'queued' AND ready_at IS NOT NULL LIMIT 1 FOR UPDATE SKIP LOCKED
 ) AS held
-WHERE q.queue = $1 AND q.lane = ANY ($2::text[]) AND q.ready_at IS NOT NULL
+WHERE q.queue = $1 AND q.lane = ANY ($2::text[]) AND {IN_LANES}
 LIMIT $3
 """
 PARK = (

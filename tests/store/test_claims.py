@@ -240,7 +240,7 @@ async def index_reads(database: Database) -> int:
         await connection.execute("SELECT pg_stat_clear_snapshot()")
         return int(
             await connection.fetchval(
-                "SELECT idx_blks_hit + idx_blks_read FROM pg_statio_user_indexes WHERE indexrelname = 'queued_by_lane'"
+                "SELECT idx_blks_hit + idx_blks_read FROM pg_statio_user_indexes WHERE indexrelname = 'queued_in_lanes'"
             )
         )
 

@@ -103,7 +103,7 @@ async def test_claims_of_a_fair_queue_that_find_less_than_they_ask_for(
         done = [Settlement(each.id, each.lease_token, Verb.COMPLETE, result="null") for each in claimed]
         await settle(database, done)
 
-    await is_flat(database, look, "queued_fair", "queued_by_lane")
+    await is_flat(database, look, "queued_fair", "queued_in_lanes")
 
 
 @pytest.mark.usefixtures("held_open")
@@ -115,7 +115,7 @@ async def test_claims_of_a_queue_with_max_running(database: Database) -> None:
         await run_all(database, claims, "ruled")
         claims.place_freed("ruled")
 
-    await is_flat(database, look, "running_by_age", "running_pkey", "queued_by_lane")
+    await is_flat(database, look, "running_by_age", "running_pkey", "queued_in_lanes")
 
 
 @pytest.mark.usefixtures("held_open")
@@ -140,7 +140,7 @@ async def test_the_heads_of_a_queue(database: Database) -> None:
         assert (head.queue, head.lane) == ("default", "noop")
         await run_all(database, claims, "default")
 
-    await is_flat(database, look, "queued_by_lane")
+    await is_flat(database, look, "queued_in_lanes")
 
 
 @pytest.mark.usefixtures("held_open")

@@ -186,9 +186,9 @@ async def test_a_claim_walks_its_lane_in_order_and_reads_little_more_than_it_tak
     filled: str, limit: int, generic: bool
 ) -> None:
     plan = await explain_claim(filled, "q1", ["noop"], limit, generic=generic)
-    assert "queued_by_lane" in plan.indexes, plan.text
+    assert "queued_in_lanes" in plan.indexes, plan.text
     assert "jobs" not in plan.sequential, plan.text
-    scan = next(node for node in plan.nodes if node.get("Index Name") == "queued_by_lane")
+    scan = next(node for node in plan.nodes if node.get("Index Name") == "queued_in_lanes")
     assert scan["Node Type"] == "Index Scan"
     assert scan["Actual Rows"] * scan["Actual Loops"] == limit, plan.text
     assert not any(node["Node Type"] == "Sort" and node["Actual Rows"] > limit for node in plan.nodes), (
@@ -198,9 +198,9 @@ async def test_a_claim_walks_its_lane_in_order_and_reads_little_more_than_it_tak
 
 async def test_a_claim_over_several_lanes_and_bands_stays_in_the_index(filled: str) -> None:
     plan = await explain_claim(filled, "q2", ["noop", "llm|||a", "llm|||b"], 50, 12, 6, 0, generic=True)
-    assert "queued_by_lane" in plan.indexes, plan.text
+    assert "queued_in_lanes" in plan.indexes, plan.text
     assert "jobs" not in plan.sequential, plan.text
-    scans = [node for node in plan.nodes if node.get("Index Name") == "queued_by_lane"]
+    scans = [node for node in plan.nodes if node.get("Index Name") == "queued_in_lanes"]
     assert 0 < sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= 51, plan.text
 
 
@@ -233,9 +233,9 @@ async def test_the_heads_are_found_by_one_probe_per_lane(
     filled: str, statement: str, arguments: tuple[object, ...], probes: int, generic: bool
 ) -> None:
     plan = await explain(filled, statement, *arguments, generic=generic)
-    assert "queued_by_lane" in plan.indexes, plan.text
+    assert "queued_in_lanes" in plan.indexes, plan.text
     assert "jobs" not in plan.sequential, plan.text
-    scans = [node for node in plan.nodes if node.get("Index Name") == "queued_by_lane"]
+    scans = [node for node in plan.nodes if node.get("Index Name") == "queued_in_lanes"]
     assert sum(node["Actual Rows"] * node["Actual Loops"] for node in scans) <= probes + 1, plan.text
     assert plan.pages < 200, plan.text
 
@@ -295,7 +295,7 @@ async def test_one_job_is_read_by_its_key_and_its_position_by_the_claims_index(f
     plan = await explain(filled, GET, made_id(5, 3), "default", generic=True)
     assert plan.sequential == [], plan.text
     plan = await explain(filled, POSITION, "q1", "noop", 3, datetime.now(UTC), "0" * 26, generic=True)
-    assert plan.indexes == {"queued_by_lane"}, plan.text
+    assert plan.indexes == {"queued_in_lanes"}, plan.text
 
 
 # What a list asks for, the ways that lead there, and how many jobs are looked at until 51 are found or none is left.
