@@ -111,7 +111,9 @@ def _engine(url: str) -> AsyncEngine:
 
     @sa.event.listens_for(engine.sync_engine, "begin")
     def give_up_soon(connection: sa.Connection) -> None:
-        connection.exec_driver_sql(LOCK_TIMEOUT)
+        # What runs outside of a transaction (see build_index) locks nobody out, and waits for whom it has to.
+        if connection.get_isolation_level() != "AUTOCOMMIT":
+            connection.exec_driver_sql(LOCK_TIMEOUT)
 
     return engine
 
