@@ -25,16 +25,21 @@ def line(seq: str, verb: str, data: str | None = None) -> str:
 
 
 def of_row(job: str) -> str:
-    """The events that the row of `jobs` under this name holds, as a subquery with the columns of `events`."""
+    """The events that the row of `jobs` under this name holds, as a subquery with the columns of `events`. (Lines are taken
+    apart by their blanks: a regular expression, made anew for each row, took longer than all else.)"""
     return f"""(
         SELECT 1 AS seq, 'queued' AS type, 'queued' AS state, 'enqueue' AS reason, NULL AS data, {job}.created_at AS at
         WHERE {job}.history <> '{IN_EVENTS}' AND NOT starts_with({job}.history, '1 ')
         UNION ALL
-        SELECT part[1]::int, entered.state, entered.state, part[2], part[4],
-            timestamptz 'epoch' + part[3]::bigint * interval '1 microsecond'
-        FROM regexp_matches({job}.history, '^([0-9]+) ([a-z]+) ([0-9]+)(?: (.*))?$', 'gn') AS part
+        SELECT part.seq::int, entered.state, entered.state, part.verb,
+            nullif(substr(line, length(part.seq) + length(part.verb) + length(part.at) + 4), ''),
+            timestamptz 'epoch' + part.at::bigint * interval '1 microsecond'
+        FROM unnest(string_to_array(rtrim({job}.history, E'\\n'), E'\\n')) AS line
         CROSS JOIN LATERAL (
-            SELECT CASE part[2] WHEN 'enqueue' THEN 'queued' WHEN 'claim' THEN 'loading' WHEN 'start' THEN 'working'
+            SELECT split_part(line, ' ', 1) AS seq, split_part(line, ' ', 2) AS verb, split_part(line, ' ', 3) AS at
+        ) AS part
+        CROSS JOIN LATERAL (
+            SELECT CASE part.verb WHEN 'enqueue' THEN 'queued' WHEN 'claim' THEN 'loading' WHEN 'start' THEN 'working'
                 ELSE 'done' END AS state
         ) AS entered
         WHERE {job}.history NOT IN ('', '{IN_EVENTS}')

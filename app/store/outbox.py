@@ -68,7 +68,8 @@ _CONTENT = f"""
 SELECT c.job_id, c.seq, c.type, c.host, c.tries, c.next_try_at, extract(epoch FROM now() - c.created_at)::float8 AS age,
     j.webhook_url, j.webhook_secret, j.kind, j.queue, j.model, j.metadata, j.traceparent, j.tracestate,
     j.state AS job_state, j.error,
-    coalesce(e.state, before.state, c.type) AS state, coalesce(e.at, c.created_at) AS at, e.data,
+    coalesce(own.state, logged.state, before.state, c.type) AS state,
+    coalesce(own.at, logged.at, c.created_at) AS at, coalesce(own.data, logged.data) AS data,
     before.state AS previous_state,
     CASE WHEN j.seq = c.seq THEN j.attempt ELSE coalesce((
         SELECT (claim.data::json ->> 'attempt')::int FROM (
@@ -76,7 +77,7 @@ SELECT c.job_id, c.seq, c.type, c.host, c.tries, c.next_try_at, extract(epoch FR
              WHERE job_id = c.job_id{{days}} AND seq <= c.seq AND type IN ('loading', 'queued')
              ORDER BY seq DESC LIMIT 1)
             UNION ALL
-            SELECT seq, data FROM {of_row("j")} AS own WHERE seq <= c.seq AND type IN ('loading', 'queued')
+            SELECT own.claim_seq, own.claim_data WHERE own.claim_seq IS NOT NULL
         ) AS claim
         ORDER BY claim.seq DESC LIMIT 1
     ), 0) END AS attempt,
@@ -86,16 +87,22 @@ SELECT c.job_id, c.seq, c.type, c.host, c.tries, c.next_try_at, extract(epoch FR
      FROM artifacts WHERE job_id = c.job_id) AS stored_artifacts
 FROM claimed c
 CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = c.job_id LIMIT 1) AS j
+CROSS JOIN LATERAL (
+    SELECT max(state) FILTER (WHERE seq = c.seq) AS state, max(at) FILTER (WHERE seq = c.seq) AS at,
+        max(data) FILTER (WHERE seq = c.seq) AS data,
+        max(seq) FILTER (WHERE seq < c.seq) AS before_seq,
+        (array_agg(state ORDER BY seq DESC) FILTER (WHERE seq < c.seq))[1] AS before_state,
+        max(seq) FILTER (WHERE type IN ('loading', 'queued')) AS claim_seq,
+        (array_agg(data ORDER BY seq DESC) FILTER (WHERE type IN ('loading', 'queued')))[1] AS claim_data
+    FROM {of_row("j")} AS own WHERE seq <= c.seq
+) AS own
 LEFT JOIN LATERAL (
-    (SELECT state, at, data FROM events WHERE job_id = c.job_id{{days}} AND seq = c.seq)
-    UNION ALL
-    SELECT state, at, data FROM {of_row("j")} AS own WHERE seq = c.seq
-    LIMIT 1
-) AS e ON true
+    SELECT state, at, data FROM events WHERE job_id = c.job_id{{days}} AND seq = c.seq LIMIT 1
+) AS logged ON true
 LEFT JOIN LATERAL (
     (SELECT seq, state FROM events WHERE job_id = c.job_id{{days}} AND seq < c.seq ORDER BY seq DESC LIMIT 1)
     UNION ALL
-    SELECT seq, state FROM {of_row("j")} AS own WHERE seq < c.seq
+    SELECT own.before_seq, own.before_state WHERE own.before_seq IS NOT NULL
     ORDER BY seq DESC LIMIT 1
 ) AS before ON true
 """
