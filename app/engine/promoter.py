@@ -6,7 +6,7 @@ It sleeps until the next job is due, at most a poll interval, and is woken when 
 from app.events.hub import Hub
 from app.loops.loop import Loop
 from app.store.database import Database
-from app.store.promote import DueMark, promote, seconds_until_next_due
+from app.store.promote import due_mark, promote, seconds_until_next_due
 
 BATCH = 1000
 
@@ -18,7 +18,7 @@ class Promoter(Loop):
         self._database = database
         self._hub = hub
         self._poll_seconds = poll_seconds
-        self._mark = DueMark()
+        self._mark = due_mark()
         super().__init__("promoter", self._run_once, interval=poll_seconds)
         hub.wakes(self, lambda changes: bool(changes.delayed))
 

@@ -23,8 +23,9 @@ BATCH = 500
 # A key whose next row is just being moved by somebody else is looked at again after this.
 AGAIN_SECONDS = 0.02
 # A repair that takes long, as while a transaction held open elsewhere keeps what was, comes after so many
-# times as long: it is a small share of all.
+# times as long: it is a small share of all. After a minute at the latest: the database may only have hung.
 REPAIR_SHARE = 5
+LONGEST_REPAIR_PAUSE_SECONDS = 60.0
 
 
 class Unblocker(Loop):
@@ -86,7 +87,8 @@ class Unblocker(Loop):
             self._next_repair = began + self._repair_seconds
             await self._repair()
             took = time.monotonic() - began
-            self._next_repair = began + max(self._repair_seconds, REPAIR_SHARE * took)
+            pause = min(REPAIR_SHARE * took, took + LONGEST_REPAIR_PAUSE_SECONDS)
+            self._next_repair = began + max(self._repair_seconds, pause)
         if self._keys or self._ended:
             return 0
         if self._again:

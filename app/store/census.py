@@ -2,7 +2,7 @@
 
 Live jobs are counted from small partial indexes, ended ones are read from tallies, so finished millions cost
 nothing. With a million waiting jobs a look takes its time; then it is repeated only after ten times as long as it
-took, and everybody who asks meanwhile gets the last one.
+took, a minute at most, and everybody who asks meanwhile gets the last one.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from app.store.tallies import ENQUEUED, RATE_SECONDS
 # A look that takes no longer than this is taken anew each time.
 CHEAP_SECONDS = 0.1
 KEEP_SHARE = 10
+LONGEST_KEPT_SECONDS = 60.0
 NEVER = datetime.min.replace(tzinfo=UTC)
 
 LOOK = f"""
@@ -109,7 +110,8 @@ class Census:
                 began = time.monotonic()
                 self._counts = _read(await self._database.fetch(LOOK))
                 took = time.monotonic() - began
-                self._good_until = time.monotonic() + (KEEP_SHARE * took if took > CHEAP_SECONDS else 0)
+                kept = min(KEEP_SHARE * took, LONGEST_KEPT_SECONDS) if took > CHEAP_SECONDS else 0
+                self._good_until = time.monotonic() + kept
             return self._counts
 
 

@@ -25,7 +25,7 @@ from app.store.heads import Head, heads_of
 from app.store.history import line
 from app.store.job import BriefJob, ClaimedJob, LeasedJob
 from app.store.live import HELD, enter_run
-from app.store.low_water import RESCAN_SHARE, LowWater
+from app.store.low_water import LowWater, trusted_seconds
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
 from app.store.rows import arrays, as_rows, columns, looked_up
@@ -324,7 +324,7 @@ class Claims:
         claimed = await self._claim(runner, asked)
         if not claimed:
             now = time.monotonic()
-            self._valued_until.put(asked.queue, now + max(VALUED_SECONDS, RESCAN_SHARE * (now - began)))
+            self._valued_until.put(asked.queue, now + trusted_seconds(now - began, VALUED_SECONDS))
         return claimed
 
     async def _claim_within_limits(self, rules: QueueRules, asked: _Request[Claimed]) -> list[Claimed]:

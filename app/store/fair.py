@@ -19,7 +19,7 @@ from datetime import datetime
 
 from app.store.job import BriefJob, ClaimedJob, LeasedJob
 from app.store.live import HELD
-from app.store.low_water import MARK_SECONDS, RESCAN_SHARE, SLACK, THE_BEGINNING
+from app.store.low_water import MARK_SECONDS, SLACK, THE_BEGINNING, trusted_seconds
 from app.store.remembered import Remembered
 
 # A claim looks at this many values at most, and shares out what is left in this many rounds.
@@ -143,7 +143,7 @@ class Turns:
         found = []
         for lane in lanes:
             known = self._of(queue, lane)
-            if time.monotonic() - known.renewed > max(MARK_SECONDS, RESCAN_SHARE * known.seconds):
+            if time.monotonic() - known.renewed > trusted_seconds(known.seconds, MARK_SECONDS):
                 known.renewed = time.monotonic()
                 # Where not all are remembered, only those that have work are worth it.
                 kept = known.marks if len(known.marks) < MAX_VALUES else ()

@@ -45,9 +45,11 @@ ORDER BY page.queue, page.lane
 """
 PAGE = 5000
 # A page that takes long (a transaction held open elsewhere keeps what was claimed before) is followed by a rest, as part
-# of that time: whoever walks here only makes sure that no hint was lost.
+# of that time: whoever walks here only makes sure that no hint was lost. Not a long one, though: a database that hung makes
+# a page slow, too, and hints are lost just then.
 CHEAP_SECONDS = 0.05
 REST_SHARE = 20
+LONGEST_REST_SECONDS = 30.0
 
 
 class HeadsWalk:
@@ -67,7 +69,7 @@ class HeadsWalk:
         rows = await self._database.fetch(HEADS, *self._after, self._page)
         took = time.monotonic() - began
         if took > CHEAP_SECONDS:
-            self._rests_until = time.monotonic() + REST_SHARE * took
+            self._rests_until = time.monotonic() + min(REST_SHARE * took, LONGEST_REST_SECONDS)
         self._after = (rows[-1]["queue"], rows[-1]["lane"]) if len(rows) == self._page else ("", "")
         return [_head(row) for row in rows if not row["paused"]]
 

@@ -27,7 +27,7 @@ from ulid import ULID
 
 from app.jobs.ids import id_floor
 from app.store.changes import Key
-from app.store.low_water import HIGHEST, LOWEST, RESCAN_SHARE, THE_BEGINNING
+from app.store.low_water import HIGHEST, LOWEST, THE_BEGINNING, trusted_seconds
 from app.store.remembered import Remembered
 
 # So many jobs of a key are remembered by their ids; the others are found from the first of them on.
@@ -232,7 +232,7 @@ class Lines:
             if line is None:
                 continue
             if key not in look.marked:
-                line.trusted_until = now + min(LONGEST_TRUST_SECONDS, RESCAN_SHARE * seconds)
+                line.trusted_until = now + min(LONGEST_TRUST_SECONDS, trusted_seconds(seconds))
                 if seconds < QUICK_SECONDS:
                     line.let_in = 0
             if awaited is not None:

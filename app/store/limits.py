@@ -11,7 +11,7 @@ from typing import Final
 from app.jobs.queue_settings import QueueRules, Rate
 from app.store.database import Runner
 from app.store.locks import lock, lock_number
-from app.store.low_water import RESCAN_SHARE, THE_BEGINNING
+from app.store.low_water import THE_BEGINNING, trusted_seconds
 from app.store.remembered import Remembered
 
 MAX_RUNNING: Final = "max_running"
@@ -92,7 +92,7 @@ class OldestRuns:
         [found] = await connection.fetch(RUNNING, queue, mark)
         ended = time.monotonic()
         if mark is THE_BEGINNING:
-            trusted_until = ended + max(MARK_SECONDS, RESCAN_SHARE * (ended - began))
+            trusted_until = ended + trusted_seconds(ended - began, MARK_SECONDS)
         self._marks.put(queue, ((found["oldest"] or found["now"]) - SLACK, trusted_until))
         return int(found["count"])
 

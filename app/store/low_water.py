@@ -17,9 +17,39 @@ THE_BEGINNING = datetime.min  # noqa: DTZ901 - stands for -infinity, which has n
 # over what was claimed seconds ago would then cost more than the claim.
 SLACK = timedelta(seconds=2)
 # How long a mark is trusted before the scan starts from the beginning again; and for so many times as long as that scan
-# took, so that where it has to wade through much it is a small share of all.
+# took, so that where it has to wade through much it is a small share of all. But not for longer than this: it may have
+# taken long for another reason, such as a database that hung, and then commits were late as well.
 MARK_SECONDS = 5.0
 RESCAN_SHARE = 300
+LONGEST_TRUST_SECONDS = 60.0
+
+
+def trusted_seconds(took: float, at_least: float = 0.0) -> float:
+    """For how long looks may begin at what one from the beginning has found, which took so long."""
+    return max(at_least, min(RESCAN_SHARE * took, LONGEST_TRUST_SECONDS))
+
+
+class TimeMark:
+    """Before which moment there is nothing to do, as one process knows it: a hint, for a look in the order of time.
+
+    What appears before it all the same is found by the next look from the beginning; `slack` is how much later a commit
+    may come than the moment that it carries.
+    """
+
+    def __init__(self, slack: timedelta, at_least: float = 0.0) -> None:
+        self._slack = slack
+        self._at_least = at_least
+        self._at = THE_BEGINNING
+        self._trusted_until = 0.0
+
+    def current(self) -> datetime:
+        return self._at if time.monotonic() < self._trusted_until else THE_BEGINNING
+
+    def learn(self, mark: datetime, all_done: datetime, seconds: float) -> None:
+        """From this mark on nothing is left to do before that moment; and how long the look took."""
+        self._at = all_done - self._slack
+        if mark is THE_BEGINNING:
+            self._trusted_until = time.monotonic() + trusted_seconds(seconds, self._at_least)
 
 
 @dataclass(slots=True)
@@ -98,7 +128,7 @@ class LowWater:
     def _current(self, queue: str, lane: str) -> _Marks:
         marks = self._of(queue, lane)
         now = time.monotonic()
-        if now - marks.renewed > max(MARK_SECONDS, RESCAN_SHARE * (marks.seconds or 0)):
+        if now - marks.renewed > trusted_seconds(marks.seconds or 0, MARK_SECONDS):
             marks.renewed, marks.seconds = now, None
             marks.by_rank = dict.fromkeys(marks.by_rank, THE_BEGINNING)
         return marks

@@ -8,7 +8,7 @@ import asyncpg
 from app.store.changes import Changes
 from app.store.database import Database, Runner, in_transaction
 from app.store.live import moved_in_queue
-from app.store.low_water import RESCAN_SHARE, THE_BEGINNING
+from app.store.low_water import THE_BEGINNING, TimeMark
 
 # What waits for a moment from now on is seen at its commit, which may come later than that moment.
 SLACK_SECONDS = 10
@@ -77,24 +77,12 @@ ORDER BY q.run_at LIMIT 1
 """
 
 
-class DueMark:
-    """Before which nothing waits for its moment, as one process knows it: a hint that costs little when it is wrong."""
-
-    def __init__(self) -> None:
-        self._at = THE_BEGINNING
-        self._trusted_until = 0.0
-
-    def current(self) -> datetime:
-        return self._at if time.monotonic() < self._trusted_until else THE_BEGINNING
-
-    def learn(self, mark: datetime, now: datetime, seconds: float) -> None:
-        """All that was due at that moment, from this mark on, was let through; and how long that took."""
-        self._at = now - SLACK
-        if mark is THE_BEGINNING:
-            self._trusted_until = time.monotonic() + max(MARK_SECONDS, RESCAN_SHARE * seconds)
+def due_mark() -> TimeMark:
+    """Before which nothing waits for its moment."""
+    return TimeMark(SLACK, MARK_SECONDS)
 
 
-async def promote(database: Database, limit: int = 1000, marks: DueMark | None = None) -> Changes[None]:
+async def promote(database: Database, limit: int = 1000, marks: TimeMark | None = None) -> Changes[None]:
     """Let due jobs through to the claim, or to the gate of their key."""
     mark, began = THE_BEGINNING if marks is None else marks.current(), time.monotonic()
 

@@ -22,7 +22,7 @@ from app.store.changes import Changes, Failure
 from app.store.database import Database, Runner
 from app.store.effects import MOVED, moved
 from app.store.live import end, leave_queue, leave_run, move_held, stop
-from app.store.low_water import RESCAN_SHARE, THE_BEGINNING
+from app.store.low_water import THE_BEGINNING, TimeMark
 from app.store.tallies import tally
 from app.telemetry import SWEPT
 
@@ -286,7 +286,7 @@ class Watchfulness:
         self._looks: deque[Look] = deque()
         self._oldest_run: datetime | None = None
         self._looks_at_all_at = NEVER
-        self.late = LateMark()
+        self.late = _late_mark()
 
     def failed(self) -> None:
         """The database was away, or something else kept us from looking."""
@@ -302,7 +302,7 @@ class Watchfulness:
             self._looks.clear()
             # Its clock may have been set back, or be another server's.
             self._oldest_run = None
-            self.late = LateMark()
+            self.late = _late_mark()
         wait = max(self._blind_until or now, database_started + self._grace) - now
         if wait > timedelta(0):
             return wait.total_seconds()
@@ -332,23 +332,10 @@ class Watchfulness:
         return self._oldest_run
 
 
-class LateMark:
-    """Before which no deadline of a live job lies, as one process knows it. A job that comes with a deadline that has
-    passed already is found by the next look from the beginning: as a rule that is the next one at all, and only where it
-    takes long, because of a transaction held open elsewhere, it comes after so many times as long."""
-
-    def __init__(self) -> None:
-        self._at = THE_BEGINNING
-        self._trusted_until = 0.0
-
-    def current(self) -> datetime:
-        return self._at if time.monotonic() < self._trusted_until else THE_BEGINNING
-
-    def learn(self, mark: datetime, late_from: datetime, seconds: float) -> None:
-        """From this mark on there is nothing late any more before that moment; and how long the look took."""
-        self._at = late_from - LATE_SLACK
-        if mark is THE_BEGINNING:
-            self._trusted_until = time.monotonic() + RESCAN_SHARE * seconds
+def _late_mark() -> TimeMark:
+    """Before which no deadline of a live job lies. A job that comes with one that has passed already is found, as a rule, by
+    the very next look: it begins at the beginning, unless that takes long."""
+    return TimeMark(LATE_SLACK)
 
 
 _VERBS = {"cancel": END_GRACE, "rescue": RESCUE, "supersede": SUPERSEDE}
@@ -399,7 +386,7 @@ async def sweep(
 
         await move("cancel", HOLD_OVERDUE, cancel_grace_seconds, oldest)
         swept.full |= await _expire(
-            connection, swept, LateMark() if watchfulness is None else watchfulness.late
+            connection, swept, _late_mark() if watchfulness is None else watchfulness.late
         )
         if swept.blind_seconds == 0:
             rescued = await move("rescue", HOLD_LOST, lost_before, oldest)
@@ -416,7 +403,7 @@ async def sweep(
     return swept
 
 
-async def _expire(connection: Runner, swept: Swept, late: LateMark) -> bool:
+async def _expire(connection: Runner, swept: Swept, late: TimeMark) -> bool:
     """Whatever is late, waiting or running; whether there may be more."""
     mark, began = late.current(), time.monotonic()
     is_crowd = False

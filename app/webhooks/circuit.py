@@ -22,7 +22,7 @@ LONGEST_PAUSE_SECONDS = 30.0
 # never comes back is given up on by the same ladder as any other.
 OVERDUE_SECONDS = 60.0
 OVERDUE_AT_ONCE = 100
-# How long a low-water mark is trusted; see store/claims.py.
+# How long a low-water mark is trusted; see store/low_water.py.
 MARK_SECONDS = 5.0
 
 

@@ -5,6 +5,8 @@ import random
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
 import asyncpg
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from app.store import low_water
 from app.store.claims import Claimant, Claims
 from app.store.database import Database
-from app.store.heads import Head, HeadsWalk, heads_of
+from app.store.heads import LONGEST_REST_SECONDS, Head, HeadsWalk, heads_of
 from app.store.history import ALL_EVENTS
 from app.store.job import ClaimedJob
 from app.store.locks import lock, lock_number
@@ -397,6 +399,29 @@ async def test_the_walk_over_the_heads_comes_to_every_lane_however_many_there_ar
         (f"q{n}", lane) for n in range(6) for lane in "ab" if n != 3
     ]
     assert pages[3] == pages[0]
+
+
+async def test_the_walk_over_the_heads_rests_a_while_after_a_slow_page_but_not_for_long(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was slow because the database hung, as far as anybody knows."""
+    await put_one(database)
+    now = 0.0
+    monkeypatch.setattr("app.store.heads.time", SimpleNamespace(monotonic=lambda: now))
+    fetch = Database.fetch
+
+    async def hang(self: Database, *arguments: Any) -> list[asyncpg.Record]:
+        nonlocal now
+        now += 1000.0
+        return await fetch(self, *arguments)
+
+    monkeypatch.setattr(Database, "fetch", hang)
+    walk = HeadsWalk(database)
+    assert len(await walk.next_page()) == 1
+    now += LONGEST_REST_SECONDS - 0.1
+    assert await walk.next_page() == []
+    now += 0.2
+    assert len(await walk.next_page()) == 1
 
 
 async def test_a_queue_whose_claim_fails_is_left_alone_for_a_growing_while(

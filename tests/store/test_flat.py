@@ -32,11 +32,11 @@ async def held_open(database: Database, monkeypatch: pytest.MonkeyPatch) -> Asyn
     monkeypatch.setattr(sweep, "CLAIM_SLACK", timedelta(0))
     # Nor does a look from the beginning come in between, which would take place all the time as long as it is short.
     monkeypatch.setattr(key_memory, "SLACK", timedelta(0))
-    monkeypatch.setattr(key_memory, "RESCAN_SHARE", 1e9)
+    monkeypatch.setattr(low_water, "RESCAN_SHARE", 1e9)
+    monkeypatch.setattr(low_water, "LONGEST_TRUST_SECONDS", 1e9)
     monkeypatch.setattr(key_memory, "LONGEST_TRUST_SECONDS", 1e9)
     monkeypatch.setattr(key_memory, "WORTH_IT", 0)
     monkeypatch.setattr(sweep, "LATE_SLACK", timedelta(0))
-    monkeypatch.setattr(sweep, "RESCAN_SHARE", 1e9)
     async with database.connection() as other, other.transaction(isolation="repeatable_read"):
         await other.fetchval("SELECT count(*) FROM jobs")
         yield
@@ -120,7 +120,7 @@ async def test_claims_of_a_queue_with_max_running(database: Database) -> None:
 
 @pytest.mark.usefixtures("held_open")
 async def test_promotion(database: Database) -> None:
-    marks = promote.DueMark()
+    marks = promote.due_mark()
 
     async def look() -> None:
         await put(database, *(job(delay_seconds=0.001) for _ in range(SIZE)))
@@ -211,7 +211,7 @@ async def test_a_deadline_that_had_passed_before_its_job_came_is_found_by_the_ne
 async def test_what_is_late_and_held_by_somebody_is_expired_once_he_lets_go(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "RESCAN_SHARE", 1e9)
+    monkeypatch.setattr(low_water, "RESCAN_SHARE", 1e9)
     monkeypatch.setattr(sweep, "LATE_SLACK", timedelta(0))
     watchfulness = sweep.Watchfulness(5, 0)
     job_id = await put_one(database, deadline=datetime(2020, 1, 1, tzinfo=UTC))
@@ -364,7 +364,7 @@ async def test_what_jobs_that_were_removed_by_hand_left_behind_is_swept_up(datab
 
 
 def test_a_look_begins_at_the_beginning_where_nothing_is_known() -> None:
-    assert promote.DueMark().current() is low_water.THE_BEGINNING
+    assert promote.due_mark().current() is low_water.THE_BEGINNING
     watchfulness = sweep.Watchfulness(5, 0)
     now = datetime(2026, 1, 1, tzinfo=UTC)
     assert watchfulness.oldest_run(now) is low_water.THE_BEGINNING

@@ -8,15 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.store.fair import FIRST, Turns
 from app.store.job import ClaimedJob
-from app.store.low_water import HIGHEST, LOWEST, MARK_SECONDS, SLACK, THE_BEGINNING, LowWater, RankRange
+from app.store.low_water import (
+    HIGHEST,
+    LONGEST_TRUST_SECONDS,
+    LOWEST,
+    MARK_SECONDS,
+    SLACK,
+    THE_BEGINNING,
+    LowWater,
+    RankRange,
+    TimeMark,
+)
 from tests.rows import made_up
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 
 
-def claimed(rank: int, at: datetime = NOON, lane: str = "a") -> ClaimedJob:
-    return made_up(ClaimedJob, lane=lane, rank=rank, ready_at=at)
+def claimed(rank: int, at: datetime = NOON, lane: str = "a", fair_value: str | None = None) -> ClaimedJob:
+    return made_up(ClaimedJob, lane=lane, rank=rank, ready_at=at, fair_value=fair_value)
 
 
 def test_nothing_learnt_is_one_band_from_the_beginning() -> None:
@@ -94,3 +105,53 @@ def test_a_mark_is_trusted_for_a_few_seconds_only(monkeypatch: pytest.MonkeyPatc
     assert RankRange("a", 0, 0, THE_BEGINNING) in marks.ranges("q", ["a"])
     marks.learn("q", [claimed(0)])
     assert RankRange("a", 0, 0, NOON - SLACK) in marks.ranges("q", ["a"])
+
+
+# A database that hung for a while made the look slow, and also commits late: whatever they brought lies behind the mark.
+HUNG_SECONDS = 1000.0
+
+
+def test_a_mark_is_not_trusted_for_long_because_the_database_hung(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    marks = LowWater()
+    marks.ranges("q", ["a"])
+    marks.learn("q", [claimed(0)], ["a"], seconds=HUNG_SECONDS)
+    clock += LONGEST_TRUST_SECONDS - 0.1
+    assert RankRange("a", 0, 0, NOON - SLACK) in marks.ranges("q", ["a"])
+    clock += 0.2
+    assert RankRange("a", 0, 0, THE_BEGINNING) in marks.ranges("q", ["a"])
+
+
+def test_nor_is_where_the_values_of_a_fair_queue_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    turns = Turns()
+    turns.gaps("q", ["a"])
+    turns.found("q", [("a", (0, "u"))])
+    turns.learn("q", turns.places("q", ["a"], FIRST), [claimed(0, fair_value="u")])
+    clock += HUNG_SECONDS
+    turns.took("q", ["a"], HUNG_SECONDS, full=False)
+    clock += LONGEST_TRUST_SECONDS + 0.1
+    turns.gaps("q", ["a"])
+    assert [place.mark for place in turns.places("q", ["a"], FIRST)] == [THE_BEGINNING]
+
+
+def test_a_mark_in_time_is_believed_after_a_look_from_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    mark = TimeMark(SLACK, at_least=5.0)
+    assert mark.current() is THE_BEGINNING
+    mark.learn(mark.current(), NOON, 0.0)
+    assert mark.current() == NOON - SLACK
+    clock += 4.9
+    # Looks that begin at the mark move it, and prolong nothing.
+    mark.learn(mark.current(), NOON + SLACK, HUNG_SECONDS)
+    assert mark.current() == NOON
+    clock += 0.2
+    assert mark.current() is THE_BEGINNING
+    mark.learn(mark.current(), NOON, HUNG_SECONDS)
+    clock += LONGEST_TRUST_SECONDS - 0.1
+    assert mark.current() == NOON - SLACK
+    clock += 0.2
+    assert mark.current() is THE_BEGINNING
