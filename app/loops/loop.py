@@ -13,6 +13,8 @@ log = structlog.get_logger()
 
 RETRY_SECONDS = 0.5
 MAX_RETRY_SECONDS = 10.0
+# When the database is back, everything that waits for it goes on soon, however long it was away. To ask is cheap.
+MAX_AWAY_SECONDS = 1.0
 
 
 class Loop:
@@ -61,9 +63,7 @@ class Loop:
                 failures = 0
             except Exception as problem:
                 failures += 1
-                rest = min(self._longest_retry, RETRY_SECONDS * 2 ** min(failures, 6)) * (
-                    0.5 + random.random()
-                )
+                rest = self._pause(problem, failures)
                 if isinstance(problem, DatabaseUnavailable):
                     # Told once for the whole process (app/store/outage.py), not by each loop.
                     log.debug("loop.database_away", loop=self.name, retry_seconds=round(rest, 2))
@@ -73,6 +73,13 @@ class Loop:
                     log.exception("loop.failed", loop=self.name)
             await self._rest(self._interval if rest is None else rest)
         self._alarm.put_away()
+
+    def _pause(self, problem: Exception, failures: int) -> float:
+        """Twice as long each time, up to a limit, and not in step with the others."""
+        longest = self._longest_retry
+        if isinstance(problem, DatabaseUnavailable):
+            longest = min(longest, MAX_AWAY_SECONDS)
+        return min(longest, RETRY_SECONDS * 2 ** min(failures, 6)) * (0.5 + random.random())
 
     async def _rest(self, seconds: float) -> None:
         if self._stopping or seconds <= 0 or self._alarm.rung:
