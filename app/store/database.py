@@ -87,9 +87,12 @@ PLANNING = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
 }
+# A process that is frozen in the middle of a transaction (a laptop that sleeps) must not keep its locks from the others:
+# no sweeper of the whole fleet would get its turn until it wakes up. Nothing of ours pauses for long in there.
+SESSION = PLANNING | {"idle_in_transaction_session_timeout": "10s"}
 # The same for one transaction: behind a PgBouncer a session is nobody's own.
-PLANNING_HERE = "; ".join(
-    f"SET LOCAL {name} = {value}" for name, value in PLANNING.items() if name != "plan_cache_mode"
+SESSION_HERE = "; ".join(
+    f"SET LOCAL {name} = '{value}'" for name, value in SESSION.items() if name != "plan_cache_mode"
 )
 # The only way into an inverted index is a bitmap.
 INVERTED = "SET LOCAL enable_bitmapscan = on"
@@ -136,7 +139,7 @@ class Database:
         self._url = asyncpg_url(url)
         self._pooled = pooled
         self._statement_cache = 0 if pooled else 256
-        self._settings = {"application_name": "foreman"} | ({} if pooled else PLANNING)
+        self._settings = {"application_name": "foreman"} | ({} if pooled else SESSION)
         self._size = size
         self._pool: asyncpg.Pool | None = None
         # Taken from the pool and not in use, with the moment since when, the last used at the end. To give a
@@ -220,10 +223,10 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def begin(self, connection: Any) -> AsyncIterator[None]:
-        """A transaction in which statements are planned as everywhere."""
+        """A transaction with the settings of every session of ours."""
         async with connection.transaction():
             if self._pooled:
-                await connection.execute(PLANNING_HERE)
+                await connection.execute(SESSION_HERE)
             yield
 
     async def _once(self, run: Callable[[Any], Awaitable[T]]) -> T:

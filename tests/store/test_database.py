@@ -6,6 +6,8 @@ import asyncpg
 import pytest
 
 from app.errors import Unavailable
+from app.store import database as database_module
+from app.store import locks
 from app.store.database import Connection, Database, asyncpg_url, connect, translated
 from tests.patience import until
 
@@ -48,6 +50,31 @@ async def test_the_pool_heals_when_its_connections_are_cut(database: Database, d
                         answers = 0
     finally:
         await cutter.close()
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+async def test_who_is_frozen_in_the_middle_of_a_transaction_does_not_keep_its_locks(
+    database_url: str, pooled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A laptop that sleeps while its sweeper is at it: the others' must not wait until it wakes up."""
+    name = "idle_in_transaction_session_timeout"
+    in_force = database_module.SESSION[name]
+    monkeypatch.setitem(database_module.SESSION, name, "100ms")
+    here = database_module.SESSION_HERE
+    monkeypatch.setattr(database_module, "SESSION_HERE", here.replace(f"{name} = '{in_force}'", f"{name} = '100ms'"))
+    frozen, other = Database(database_url, pooled=pooled), Database(database_url)
+    await frozen.open()
+    await other.open()
+    try:
+        with pytest.raises(Unavailable):
+            async with frozen.transaction() as connection:
+                assert await connection.fetchval(locks.try_lock(locks.SWEEP))
+                await until(lambda: other.fetchval(locks.try_lock(locks.SWEEP)))
+                await connection.fetchval("SELECT 1")
+        assert await frozen.fetchval("SELECT 1") == 1
+    finally:
+        await frozen.close()
+        await other.close()
 
 
 async def test_more_statements_than_connections_all_have_their_turn(database_url: str) -> None:
