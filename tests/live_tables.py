@@ -8,6 +8,9 @@ SELECT id, queue, lane, rank, ready_at, run_at, gate, concurrency_key, fair_valu
        ready_at IS NULL AND reason IS NOT DISTINCT FROM 'target_asleep' AS asleep, key_number
 FROM jobs WHERE state = 'queued'
 """
+QUEUED_COLUMNS = """
+id, queue, lane, rank, ready_at, run_at, gate, concurrency_key, fair_value, deadline, asleep, key_number
+"""
 RUNNING = """
 SELECT id, queue, worker, runs_on, concurrency_key, deadline, key_number FROM jobs WHERE state IN ('loading', 'working')
 """
@@ -44,7 +47,8 @@ async def write(database: Any, statement: str, *arguments: object) -> None:
 async def check(connection: Any) -> None:
     """The small tables say of every job what its own row says, and of no other."""
     for table, expected in EXPECTED.items():
-        columns = expected.split("FROM")[0].split("SELECT")[1] if table != "queued" else "*"
+        # By name: a newer version may have added some.
+        columns = QUEUED_COLUMNS if table == "queued" else expected.split("FROM")[0].split("SELECT")[1]
         wrong = await connection.fetch(
             f"(SELECT 'missing' AS what, e.* FROM ({expected}) AS e EXCEPT ALL SELECT 'missing', {columns} FROM {table})"
             " UNION ALL "
