@@ -16,18 +16,17 @@ from typing import Any
 import structlog
 
 from app.config import Settings
-from app.engine.settler import Settler
+from app.engine.settler import Settler, as_settlement
 from app.errors import Unavailable
 from app.events.hub import Hub
 from app.jobs.lanes import worker_tenant
-from app.jobs.states import Verb
+from app.jobs.outcomes import Released
 from app.loops.alarm import Alarm
 from app.loops.batcher import Batcher
 from app.store.changes import Changes
 from app.store.claims import Claimant, Claims
 from app.store.job import BriefJob, LeasedJob
 from app.store.remembered import Remembered
-from app.store.settle import Settlement
 
 log = structlog.get_logger()
 
@@ -205,7 +204,7 @@ class RemoteClaims:
     async def _release(self, job: Leased) -> None:
         try:
             await self._settler.settle_surely(
-                Settlement(job.id, job.lease_token, Verb.RELEASE, reason="claimer_gone")
+                as_settlement(job.id, job.lease_token, Released("claimer_gone"))
             )
         except Unavailable:
             # The lease decides.

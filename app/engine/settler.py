@@ -23,6 +23,8 @@ MAX_ROWS = 1000
 IN_FLIGHT = 2
 # How long a result is kept for a database that does not answer.
 PATIENCE_SECONDS = 900.0
+# Of the lease's token: it is written with every job, and tells two runs of one job apart.
+FINGERPRINT_CHARACTERS = 12
 
 # What is settled in one commit: a single settlement, or all that a worker sends at once, one for each job.
 Group = Sequence[Settlement]
@@ -89,7 +91,13 @@ def _size(settlements: Group) -> int:
 
 
 def as_settlement(job_id: str, lease_token: str, outcome: Outcome) -> Settlement:
-    """Each outcome is exactly one verb."""
+    """Each outcome is exactly one verb. Sent again because its answer was lost, it is known for the same."""
+    settlement = _settlement(job_id, lease_token, outcome)
+    settlement.fingerprint = f"{settlement.verb}-{lease_token[:FINGERPRINT_CHARACTERS]}"
+    return settlement
+
+
+def _settlement(job_id: str, lease_token: str, outcome: Outcome) -> Settlement:
     match outcome:
         case Succeeded(result, usage):
             return Settlement(job_id, lease_token, Verb.COMPLETE, result=result, usage=usage)

@@ -2,6 +2,7 @@
 
 Every one of them counts only with the current lease token. What comes late changes nothing, is told
 `lease_lost`, and leaves a `late_settlement` event. One statement takes a whole batch of mixed verbs.
+(What can happen to a lease, in any order and through any crash, is walked through by tests/store/lease_model.py.)
 """
 
 from collections import Counter
@@ -35,7 +36,7 @@ class Settlement:
     usage: str | None = None
     # A factor around 1 for the backoff; randomness comes from outside.
     jitter: float = 1.0
-    # The same settlement sent twice has the same fingerprint; only callers over HTTP have one.
+    # The same settlement sent twice has the same fingerprint, without blanks. (`start` may be said twice as it is.)
     fingerprint: str | None = None
     # What the run said last: an event of type `output`, before that of the verb.
     output: str | None = None

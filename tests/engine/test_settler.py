@@ -5,9 +5,13 @@ from typing import Any
 
 import pytest
 
-from app.engine.settler import as_settlement
+from app.engine.settler import Settler, as_settlement
+from app.errors import DatabaseUnavailable
+from app.events.hub import Hub
 from app.jobs.outcomes import Cancelled, Deferred, Failed, JobError, Outcome, Released, Retry, Succeeded
 from app.jobs.states import Verb
+from app.store.database import Database
+from tests.store.making import log_of, running
 
 ERROR = JobError("broken", "It broke.", retryable=True)
 
@@ -52,3 +56,32 @@ def test_the_backoff_of_a_retry_is_spread() -> None:
 def test_an_error_with_a_nul_in_it_can_be_written() -> None:
     settlement = as_settlement("id", "token", Failed(JobError("broken", "a\0b")))
     assert json.loads(settlement.error or "")["message"] == "a\ufffdb"
+
+
+class CutAfterCommit(Database):
+    """Does what it is told, and the connection is gone before it could say so; the first time."""
+
+    cut = False
+
+    async def fetch(self, statement: str, *arguments: Any) -> list[Any]:
+        answer = await super().fetch(statement, *arguments)
+        if not self.cut:
+            self.cut = True
+            raise DatabaseUnavailable("The connection was cut.", retry_after=1)
+        return answer
+
+
+@pytest.mark.parametrize("outcome", [Succeeded("1"), Failed(ERROR), Retry(ERROR), Deferred(7, "busy"), Released()])
+async def test_a_settlement_whose_answer_was_lost_is_sent_again_and_is_not_late(
+    database: Database, database_url: str, outcome: Outcome
+) -> None:
+    job_id, token = await running(database)
+    cut = CutAfterCommit(database_url)
+    await cut.open()
+    try:
+        settled = await Settler(cut, Hub(cut, None, 60)).settle_surely(as_settlement(job_id, token, outcome))
+    finally:
+        await cut.close()
+    assert cut.cut
+    assert settled.ok
+    assert "late_settlement" not in [type_ for _, type_, _ in await log_of(database, job_id)]
