@@ -324,7 +324,8 @@ class Lease:
 
 # Only columns without an index change, so the update stays on its page. Never past the attempt's end:
 # a worker that hangs but still breathes loses its lease by the same rule as one that died. Counted from the moment
-# at which the row's lock was got: somebody may have held it for longer than the lease lasts.
+# at which the row's lock was got: somebody may have held it for longer than the lease lasts. Who does not say for how long
+# does not shorten what was promised: such a heartbeat may have been on its way for longer than one that did.
 HEARTBEAT = f"""
 WITH held AS (
     SELECT j.id, input.seconds
@@ -337,7 +338,11 @@ WITH held AS (
 )
 UPDATE jobs AS j SET
     lease_expires_at = least(
-        clock_timestamp() + coalesce(held.seconds, j.lease_seconds, 30) * interval '1 second', j.attempt_expires_at
+        greatest(
+            clock_timestamp() + coalesce(held.seconds, j.lease_seconds, 30) * interval '1 second',
+            CASE WHEN held.seconds IS NULL THEN j.lease_expires_at END
+        ),
+        j.attempt_expires_at
     )
 FROM held WHERE {looked_up("j.id", "held.id")}
 RETURNING j.id, j.lease_token, j.lease_expires_at, j.cancel_requested_at IS NOT NULL AS cancel_requested, j.deadline

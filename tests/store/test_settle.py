@@ -347,6 +347,15 @@ async def test_a_heartbeat_renews_for_the_claims_own_time_or_the_one_it_asks_for
         assert leases[job_id].cancel_requested is False
 
 
+async def test_a_heartbeat_that_names_no_time_does_not_shorten_what_was_promised(database: Database) -> None:
+    job_id, token = await running(database)
+    promised = (await heartbeat(database, [(job_id, token)], [600]))[job_id].expires_at
+    # Sent before the other, and slower.
+    assert (await heartbeat(database, [(job_id, token)]))[job_id].expires_at == promised
+    # To ask for less is the worker's right.
+    assert (await heartbeat(database, [(job_id, token)], [5]))[job_id].expires_at < promised
+
+
 async def test_a_heartbeat_is_no_event_and_tells_of_cancel_and_deadline(database: Database) -> None:
     job_id, token = await running(database, deadline_seconds=100)
     row = await row_of(database, job_id)
