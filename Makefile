@@ -19,7 +19,7 @@ COMPILE_LOCK := $(VENV_PYTHON) -m uv pip compile pyproject.toml --universal --py
 # Targets share one environment: two installs into it at once would spoil it.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup run test lint format openapi bench bench-growth bench-report bench-smoke lock clean
+.PHONY: help setup run test lint format chaos openapi bench bench-growth bench-report bench-smoke lock clean
 
 help: ## List the targets
 	@echo "Usage: make <target> [ARGS=\"…\"]"
@@ -34,6 +34,9 @@ run: .venv/.ready ## Serve on this machine, with a PostgreSQL of its own in ./.f
 
 test: .venv/.ready-dev ## Run the tests (ARGS="-k word", TEST_PROCESSES=3)
 	@$(VENV_PYTHON) -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS)
+
+chaos: .venv/.ready-dev ## Break it on purpose, and print the score (20 minutes; ARGS="--seed 7", --help)
+	@$(VENV_PYTHON) -m tests.chaos $(ARGS)
 
 lint: .venv/.ready-dev ## Check style, format, types and the direction of imports
 	@$(VENV_PYTHON) -m ruff check .

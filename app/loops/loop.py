@@ -13,7 +13,7 @@ log = structlog.get_logger()
 
 RETRY_SECONDS = 0.5
 MAX_RETRY_SECONDS = 10.0
-# When the database is back, everything that waits for it goes on soon, however long it was away. To ask is cheap.
+# When the database is back, all that waits for it goes on soon, however long it was away. To ask is cheap.
 MAX_AWAY_SECONDS = 1.0
 
 
@@ -79,7 +79,7 @@ class Loop:
         longest = self._longest_retry
         if isinstance(problem, DatabaseUnavailable):
             longest = min(longest, MAX_AWAY_SECONDS)
-        return min(longest, RETRY_SECONDS * 2 ** min(failures, 6)) * (0.5 + random.random())
+        return min(longest, RETRY_SECONDS * (1 << min(failures, 6))) * (0.5 + random.random())
 
     async def _rest(self, seconds: float) -> None:
         if self._stopping or seconds <= 0 or self._alarm.rung:

@@ -1,0 +1,66 @@
+"""The runs that there are: the whole one, the cut of it in the test suite, and one for each planted bug."""
+
+from dataclasses import replace
+
+from tests.chaos.cluster import Shape
+from tests.chaos.run import WEIGHTS, Plan
+
+WHOLE = Plan(seed=0, seconds=720, jobs=100_000)
+
+# Two API replicas, one of which works as well: the fewest among whom anything can go wrong.
+SMALL = Shape(
+    replicas=(("api-1", "api"), ("worker-1", "worker"), ("all-1", "all")),
+    standby=False,
+    small_disk=False,
+    receivers=("ok", "flaky"),
+    lease_seconds=3.0,
+    worker_processes=2,
+)
+
+CUT = Plan(
+    seed=0,
+    seconds=60,
+    jobs=2_000,
+    faults=(
+        "kill -9 of an API replica",
+        "kill -9 of a worker (executors, dispatcher, deliverer)",
+        "SIGSTOP of a worker for longer than its leases",
+        "kill -9 of workers over HTTP",
+        "a storm of pg_terminate_backend",
+        "kill -9 of PostgreSQL",
+        "failover to the synchronous standby",
+        "half-open connections to PostgreSQL",
+        "callers and workers are cut off from a replica",
+        "receivers die and come back",
+    ),
+    shape=replace(SMALL, standby=True),
+    callers=8,
+    pause=(0.5, 1.5),
+)
+
+
+def planted(bug: str) -> Plan:
+    """A run that shows this bug, if the checker is any good."""
+    faults, flavours = _SHOWN_BY[bug]
+    return Plan(
+        seed=0,
+        seconds=15,
+        jobs=300,
+        faults=faults,
+        shape=replace(SMALL, planted=bug, pgbouncer=False),
+        callers=8,
+        flavours={name: WEIGHTS[name] for name in flavours},
+        pause=(2.0, 3.0),
+    )
+
+
+# What has to go wrong for a bug to show, and with which work.
+_SHOWN_BY: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "settle-by-id": (("SIGSTOP of workers over HTTP for longer than their leases",), ("work", "any-kind")),
+    "event-outside-the-transaction": (("kill -9 of an API replica",), ("work", "any-kind")),
+    "notify-is-the-only-wake-up": (("a storm of pg_terminate_backend",), ("noop", "rare", "work")),
+    "told-before-it-is-durable": (("kill -9 of PostgreSQL",), ("noop", "work")),
+    # In quiet times: nothing has to go wrong for leases to be lost.
+    "keeper-slower-than-the-sweeper": (("a herd",), ("http", "noop")),
+}
+PLANTED = tuple(_SHOWN_BY)
