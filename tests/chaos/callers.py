@@ -50,6 +50,8 @@ class Config:
     # Which kinds of work there are, with their weights.
     flavours: dict[str, int]
     lease_seconds: float
+    # How long an answer is waited for.
+    timeout: float
 
 
 class Callers:
@@ -137,13 +139,13 @@ class Callers:
         self, method: str, path: str, body: Any, headers: dict[str, str], avoid: int | None
     ) -> tuple[Answer, int]:
         """At one replica; if the connection breaks, at once at another."""
-        first = self._choose(avoid)
+        first, timeout = self._choose(avoid), self._config.timeout
         try:
-            return await self._replicas[first].ask(method, path, body, headers), first
+            return await self._replicas[first].ask(method, path, body, headers, timeout), first
         except Broken as problem:
             self._recorder.write("broken", path=path, problem=str(problem), by=first)
             second = self._choose(first)
-            return await self._replicas[second].ask(method, path, body, headers), second
+            return await self._replicas[second].ask(method, path, body, headers, timeout), second
 
     def _choose(self, avoid: int | None) -> int:
         others = [n for n in range(len(self._replicas)) if n != avoid] or [0]

@@ -5,7 +5,8 @@ from dataclasses import replace
 from tests.chaos.cluster import Shape
 from tests.chaos.run import WEIGHTS, Plan
 
-WHOLE = Plan(seed=0, seconds=720, jobs=100_000)
+# As much as two cores can do beside ten processes of ours, and little enough that it is the faults which are felt.
+WHOLE = Plan(seed=0, seconds=720, jobs=100_000, callers=12, caller_pause=0.15)
 
 # Two API replicas, one of which works as well: the fewest among whom anything can go wrong.
 SMALL = Shape(
@@ -39,9 +40,22 @@ CUT = Plan(
 )
 
 
+# What callers and jobs notice of a deploy: nothing.
+ROLLING = Plan(
+    seed=0,
+    seconds=0,
+    jobs=200,
+    faults=("a rolling restart to a version with a new migration",),
+    shape=replace(SMALL, pgbouncer=False),
+    callers=8,
+    # On a machine that is busy otherwise, an answer that takes long has not failed.
+    timeout=60,
+)
+
+
 def planted(bug: str) -> Plan:
     """A run that shows this bug, if the checker is any good."""
-    faults, flavours = _SHOWN_BY[bug]
+    faults, flavours, _ = _SHOWN_BY[bug]
     return Plan(
         seed=0,
         seconds=15,
@@ -51,16 +65,37 @@ def planted(bug: str) -> Plan:
         callers=8,
         flavours={name: WEIGHTS[name] for name in flavours},
         pause=(2.0, 3.0),
+        stuck_seconds=15,
     )
 
 
-# What has to go wrong for a bug to show, and with which work.
-_SHOWN_BY: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "settle-by-id": (("SIGSTOP of workers over HTTP for longer than their leases",), ("work", "any-kind")),
-    "event-outside-the-transaction": (("kill -9 of an API replica",), ("work", "any-kind")),
-    "notify-is-the-only-wake-up": (("a storm of pg_terminate_backend",), ("noop", "rare", "work")),
-    "told-before-it-is-durable": (("kill -9 of PostgreSQL",), ("noop", "work")),
+# What has to go wrong for a bug to show, with which work, and in which column it then stands.
+_SHOWN_BY: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
+    "settle-by-id": (
+        ("SIGSTOP of workers over HTTP for longer than their leases",),
+        ("work", "any-kind"),
+        "late settlements accepted",
+    ),
+    "event-outside-the-transaction": (
+        ("kill -9 of an API replica",),
+        ("work", "any-kind"),
+        "gaps in seq",
+    ),
+    "notify-is-the-only-wake-up": (
+        ("a storm of pg_terminate_backend",),
+        ("noop", "rare", "work"),
+        "stuck jobs",
+    ),
+    "told-before-it-is-durable": (
+        ("kill -9 of PostgreSQL",),
+        ("noop", "work"),
+        "acknowledged jobs lost",
+    ),
     # In quiet times: nothing has to go wrong for leases to be lost.
-    "keeper-slower-than-the-sweeper": (("a herd",), ("http", "noop")),
+    "keeper-slower-than-the-sweeper": (
+        ("a herd",),
+        ("http", "noop"),
+        "run again without a lost lease",
+    ),
 }
-PLANTED = tuple(_SHOWN_BY)
+PLANTED = {bug: column for bug, (_, _, column) in _SHOWN_BY.items()}

@@ -41,8 +41,6 @@ SELECT (SELECT count(*) FROM jobs WHERE completed_at IS NULL), (SELECT count(*) 
 """
 # Makes the ladder's time pass quickly. What a sender holds is its own for ten seconds: that is left alone.
 HASTEN = "UPDATE outbox SET next_try_at = now() WHERE next_try_at > now() + interval '11 seconds'"
-# Without any progress for so long, what is left is stuck.
-STUCK_SECONDS = 45
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,11 @@ class Plan:
     pause: tuple[float, float] = (1.0, 4.0)
     callers: int = 24
     caller_pause: float = 0.1
+    timeout: float = 10.0
     batch: int = 25
     flavours: dict[str, int] = field(default_factory=lambda: dict(WEIGHTS))
+    # In the end: without any progress for so long, what is left is stuck.
+    stuck_seconds: float = 45.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,7 @@ def run(plan: Plan, folder: Path, say: Say = lambda _: None) -> Report:
         {
             "callers": plan.callers,
             "pause": plan.caller_pause,
+            "timeout": plan.timeout,
             "batch": plan.batch,
             "flavours": plan.flavours,
         },
@@ -124,7 +126,7 @@ def run(plan: Plan, folder: Path, say: Say = lambda _: None) -> Report:
         wait_until(lambda: _acknowledged(cluster) > 100, 30, cluster.log)
         say(f"seed {plan.seed}: {len(cluster.replicas)} replicas are up and under load")
         _strike(plan, cluster, struck, not_here, say)
-        _finish(cluster, say)
+        _finish(plan, cluster, say)
         peak = int(cluster.ollama.stats()["max_running"])
         for replica in cluster.replicas:
             replica.terminate()
@@ -198,20 +200,28 @@ def _sequence(plan: Plan) -> Iterator[tuple[str, random.Random]]:
             yield name, random.Random(f"{plan.seed} {place} {name}")
 
 
+# One that the server runs itself, and one for workers over HTTP, before all that waits there.
+PROBES = (
+    {"kind": "noop", "queue": "probes"},
+    {"kind": "chaos.work", "queue": "work", "priority": 100, "payload": {"do": "complete", "seconds": 0}},
+)
+
+
 def probe(cluster: Cluster) -> bool:
-    """A job through each API replica, and it is done."""
+    """Jobs through each API replica, and they are done."""
     for replica in cluster.apis:
         port = replica.from_callers.port
-        status, told = ask(port, "POST", "/jobs", {"kind": "noop", "queue": "probes"}, 5)
-        if status != 202:
-            return False
-        status, job = ask(port, "GET", f"/jobs/{told['job_id']}?wait=2", timeout=5)
-        if status != 200 or job["state"] != "done":
-            return False
+        for body in PROBES:
+            status, told = ask(port, "POST", "/jobs", body, 5)
+            if status != 202:
+                return False
+            status, job = ask(port, "GET", f"/jobs/{told['job_id']}?wait=2", timeout=5)
+            if status != 200 or job["state"] != "done":
+                return False
     return True
 
 
-def _finish(cluster: Cluster, say: Say) -> None:
+def _finish(plan: Plan, cluster: Cluster, say: Say) -> None:
     """Nothing goes wrong any more: callers get their last answers, and whatever is left ends. Or it is stuck."""
     say("no more faults; what is left is finished …")
     cluster.callers.terminate(60 * PATIENCE)
@@ -223,7 +233,7 @@ def _finish(cluster: Cluster, say: Say) -> None:
     while (now := cluster.postgres.primary.row(UNFINISHED, hopeless)) != (0, 0):
         if now != left:
             left, since = now, time.monotonic()
-        elif time.monotonic() - since > STUCK_SECONDS:
+        elif time.monotonic() - since > plan.stuck_seconds:
             return
         outlast(0.5)
 
