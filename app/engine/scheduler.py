@@ -20,7 +20,7 @@ from app.jobs.submission import MAX_METADATA_ENTRIES, NewJob, parse_job
 from app.loops.loop import Loop
 from app.loops.off_loop import off_loop
 from app.store import schedules
-from app.store.database import Database
+from app.store.database import Database, translated
 from app.store.enqueue import Enqueued
 from app.store.idempotency import Receipt, Submission
 from app.store.schedules import DueSchedule, Ticked
@@ -87,9 +87,11 @@ class Scheduler(Loop):
             job = await off_loop(size, _job, schedule)
             submission = Submission([job], job.tenant)
             await off_loop(size, self._intake.apply_rules, [job])
-            # A savepoint: what goes wrong with one job does not take the schedule with it.
-            async with connection.transaction():
-                result = await self._intake.managed.enqueue_in(connection, [submission])
+            # A savepoint: what goes wrong with one job does not take the schedule with it. A database that is
+            # away or full is no fault of the job: then the tick stays due.
+            with translated(self._database.outage):
+                async with connection.transaction():
+                    result = await self._intake.managed.enqueue_in(connection, [submission])
             receipt = result.answers[0]
             if not isinstance(receipt, Receipt):
                 raise receipt

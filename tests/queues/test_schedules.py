@@ -12,6 +12,7 @@ from app.engine.scheduler import PATIENCE
 from app.errors import InvalidRequest
 from app.jobs.cron import check_cron, due_ticks, next_tick
 from tests.conftest import MakeServer, Server
+from tests.engine.fleet import fetch
 from tests.queues.conftest import Caller, soon
 
 JOB = {"kind": "noop"}
@@ -153,6 +154,29 @@ LONG_AWAY = """
 WITH ticked AS (UPDATE jobs SET created_at = created_at - interval '1 minute')
 UPDATE schedules SET next_at = next_at - interval '1 minute', last_at = last_at - interval '1 minute'
 """
+
+
+FULL = """
+CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN RAISE EXCEPTION 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$
+"""
+
+
+def test_a_tick_that_found_the_disk_full_stays_due(
+    make_server: MakeServer, database_url: str, queue: str
+) -> None:
+    server = make_server()
+    body = {"cron": "0 3 * * *", "job": {**JOB, "queue": queue}}
+    assert httpx.put(f"{server.url}/schedules/{queue}", json=body).status_code == 201
+    fetch(database_url, FULL)
+    fetch(database_url, "CREATE TRIGGER refuse BEFORE INSERT ON jobs FOR EACH ROW EXECUTE FUNCTION refuse()")
+    fetch(database_url, "UPDATE schedules SET next_at = now() - interval '1 second'")
+    soon(lambda: "disk is full" in server.log())
+    fetch(database_url, "DROP TRIGGER refuse ON jobs")
+    soon(lambda: fetch(database_url, "SELECT 1 FROM jobs"))
+    [row] = fetch(database_url, "SELECT last_outcome, next_at > now() AS moved_on FROM schedules")
+    assert (row["last_outcome"], row["moved_on"]) == ("accepted", True)
+    assert len(fetch(database_url, "SELECT 1 FROM jobs")) == 1
 
 
 def test_ticks_that_nobody_was_there_for_are_one(make_server: MakeServer, queue: str) -> None:
