@@ -125,7 +125,9 @@ class _Server(uvicorn.Server):
 
     def _not_yet(self, cause: Cause) -> None:
         self._edge.not_yet = Unavailable(f"The server is starting. {cause.text}", retry_after=2)
-        self._settled.set()
+        # A migration that had to give way is tried again in a moment: whoever comes is better off elsewhere.
+        if cause.trouble is not Trouble.BUSY:
+            self._settled.set()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Waiting requests are answered and running jobs are finished or given back first; uvicorn

@@ -12,7 +12,7 @@ import msgspec
 import orjson
 
 from app.store.changes import Changes
-from app.store.database import Database
+from app.store.database import Database, Runner, in_transaction
 from app.store.events import NewEvent, append
 from app.store.rows import as_row, columns
 
@@ -81,13 +81,16 @@ async def put(database: Database, artifact: NewArtifact, lease_token: str) -> Ch
     document = {"name": artifact.name, "content_type": artifact.content_type, "size": artifact.size}
     message = f"artifact {artifact.name} ({artifact.size} bytes)"
     told = orjson.dumps({"level": "info", "message": message, "artifact": document}).decode()
-    async with database.transaction() as connection:
+
+    async def steps(runner: Runner) -> Changes[bool]:
         # First, because it locks the job's row: two uploads of one job come one after the other.
-        appended = await append(connection, [NewEvent(artifact.job_id, "log", told, lease_token)])
+        appended = await append(runner, [NewEvent(artifact.job_id, "log", told, lease_token)])
         if appended.answers[0] is None:
             return Changes()
-        row = await connection.fetchrow(PUT, *astuple(artifact))
-    return Changes([bool(row["is_new"])], jobs=appended.jobs, counts=appended.counts)
+        [row] = await runner.fetch(PUT, *astuple(artifact))
+        return Changes([bool(row["is_new"])], jobs=appended.jobs, counts=appended.counts)
+
+    return await in_transaction(database, steps)
 
 
 class Artifact(msgspec.Struct, gc=False):

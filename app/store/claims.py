@@ -19,7 +19,7 @@ from app.jobs.queue_settings import QueueRules
 from app.jobs.states import Verb
 from app.store import fair, limits
 from app.store.changes import Changes
-from app.store.database import Database, Runner
+from app.store.database import Database, Runner, in_transaction
 from app.store.effects import DELIVERIES, RANK_IS_KEPT, announced, logged
 from app.store.heads import Head, heads_of
 from app.store.history import line
@@ -328,14 +328,17 @@ class Claims:
         return claimed
 
     async def _claim_within_limits(self, rules: QueueRules, asked: _Request[Claimed]) -> list[Claimed]:
-        async with self._database.transaction() as connection:
-            allowed = await limits.allowance(connection, rules, self._oldest_runs)
-            asked = replace(asked, claimants=_at_most(asked.claimants, allowed.jobs))
+        async def steps(runner: Runner) -> tuple[limits.Allowance, list[Claimed]]:
+            allowed = await limits.allowance(runner, rules, self._oldest_runs)
+            within = replace(asked, claimants=_at_most(asked.claimants, allowed.jobs))
             claimed: list[Claimed] = []
-            if asked.claimants:
+            if within.claimants:
                 claim = self._claim_fairly if rules.settings.fair_by is not None else self._claim
-                claimed = await claim(connection, asked)
-                await limits.spend(connection, rules, len(claimed))
+                claimed = await claim(runner, within)
+                await limits.spend(runner, rules, len(claimed))
+            return allowed, claimed
+
+        allowed, claimed = await in_transaction(self._database, steps)
         allowed.spend(len(claimed))
         gate = allowed.gate
         if gate is not None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from app.store.changes import Changes
-from app.store.database import Database, Runner
+from app.store.database import Database, Runner, in_transaction
 from app.store.effects import MOVED, all_it_owned, moved
 from app.store.live import end, enter_queue_again, leave_queue, move_held
 from app.store.rows import looked_up
@@ -205,8 +205,7 @@ SELECT id FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2 AND completed_at
 
 async def delete(database: Database, job_ids: Sequence[str], tenant: str) -> Changes[str]:
     """Remove the terminal ones among these jobs, and all they own; answers their ids."""
-    async with database.transaction() as connection:
-        return await delete_in(connection, job_ids, tenant)
+    return await in_transaction(database, lambda connection: delete_in(connection, job_ids, tenant))
 
 
 async def delete_in(connection: Runner, job_ids: Sequence[str], tenant: str) -> Changes[str]:

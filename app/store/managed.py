@@ -8,6 +8,7 @@ advisory locks of the keys and queues concerned, so it is exact over the fleet.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import asyncpg
 
@@ -17,7 +18,7 @@ from app.jobs.states import TERMINAL, State
 from app.jobs.submission import NewJob
 from app.store import dependencies, keys
 from app.store.changes import Key
-from app.store.database import Database, Runner
+from app.store.database import Database, Runner, in_transaction
 from app.store.depth import Demand, Depths, RevokedError
 from app.store.effects import moved
 from app.store.enqueue import RELATED, Enqueued, Rows, accept, indexed, insert, lock_parents, parent_problem
@@ -94,9 +95,9 @@ class ManagedEnqueue:
         """Enqueue all of them in one commit; each is answered on its own."""
         while True:
             demand = self._depths.demand(_jobs(submissions), reserve=True)
+            steps = partial(self._enqueue, submissions=submissions, demand=demand, learn=True)
             try:
-                async with self._database.transaction() as connection:
-                    enqueued = await self._enqueue(connection, submissions, demand, learn=True)
+                enqueued = await in_transaction(self._database, steps)
             except RevokedError as revoked:
                 self._depths.forget(revoked.queues)
             else:

@@ -71,7 +71,9 @@ class CutAfterCommit(Database):
         return answer
 
 
-@pytest.mark.parametrize("outcome", [Succeeded("1"), Failed(ERROR), Retry(ERROR), Deferred(7, "busy"), Released()])
+@pytest.mark.parametrize(
+    "outcome", [Succeeded("1"), Failed(ERROR), Retry(ERROR), Deferred(7, "busy"), Released()]
+)
 async def test_a_settlement_whose_answer_was_lost_is_sent_again_and_is_not_late(
     database: Database, database_url: str, outcome: Outcome
 ) -> None:
