@@ -1,7 +1,8 @@
 """The checker: reads what is known of a run and names everything that must not be. One column for each promise.
 
-Each column is a function from the evidence to sentences; none is a good answer. They rely on nothing that the servers say
-of themselves in logs or metrics: on what callers, workers and receivers were told, and on the database at the end.
+Each column is a function from the evidence to sentences; none is a good answer. They rely on what callers, workers and
+receivers were told and on the database at the end, and not on what the servers say of themselves; but for one column, which
+is what they have logged with a trace.
 """
 
 import math
@@ -100,6 +101,11 @@ def _(evidence: Evidence) -> Iterator[str]:
 @column("wrong answers")
 def _(evidence: Evidence) -> Iterator[str]:
     yield from evidence.wrong
+
+
+@column("errors that nobody foresaw")
+def _(evidence: Evidence) -> Iterator[str]:
+    yield from evidence.crashes
 
 
 @column("stuck jobs")

@@ -439,6 +439,12 @@ class Cluster:
         while self._afterwards:
             self._afterwards.pop(0)()
 
+    def stop_politely(self, replica: Replica) -> None:
+        """By SIGTERM, after which it must end by itself, and well."""
+        ended = replica.terminate()
+        if ended != 0:
+            self.found.append(("stopped badly", f"{replica.name} ended with {ended} after SIGTERM"))
+
     # -- looking -----------------------------------------------------------------------------------
 
     def hear_callers(self) -> None:

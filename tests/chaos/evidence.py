@@ -158,6 +158,8 @@ class Evidence:
     refusals: list[dict[str, Any]] = field(default_factory=list)
     windows: list[Window] = field(default_factory=list)
     stories: dict[str, Story] = field(default_factory=dict)
+    # What was logged with its trace, by any process.
+    crashes: list[str] = field(default_factory=list)
     # What else was found out while it ran: a column and what was wrong.
     found: list[tuple[str, str]] = field(default_factory=list)
     # The tempers of receivers, by URL.

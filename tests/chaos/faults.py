@@ -270,11 +270,11 @@ def _(cluster: Cluster, dice: random.Random) -> None:
     if not FAKETIME.exists():
         raise NotHere("libfaketime is not installed")
     replica, skew = dice.choice(cluster.replicas), dice.choice(["+1h", "-1h"])
-    replica.terminate()
+    cluster.stop_politely(replica)
     replica.skew = skew
     restart(replica)
     outlast(6)
-    replica.terminate()
+    cluster.stop_politely(replica)
     replica.skew = ""
     restart(replica)
 
@@ -308,9 +308,7 @@ def _(cluster: Cluster, dice: random.Random) -> None:
     began = time.time()
     cluster.tree = _next_version(cluster)
     for replica in cluster.replicas:
-        ended = replica.terminate()
-        if ended != 0:
-            cluster.found.append(("stopped badly", f"{replica.name} ended with {ended} after SIGTERM"))
+        cluster.stop_politely(replica)
         restart(replica)
     cluster.rolled.append((began, time.time()))
 

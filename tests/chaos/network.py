@@ -145,10 +145,7 @@ class Relay:
             _abort(writer.transport)
             return
         if self._wire is Wire.SWALLOWS:
-            self._ends.add(writer.transport)
-            self._deaf.add(writer.transport)
-            await self._pump(reader, writer, writer.transport)
-            self._ends.discard(writer.transport)
+            await self._leave_alone(reader, writer)
             return
         try:
             far_reader, far_writer = await self._connect()
@@ -156,6 +153,17 @@ class Relay:
             _abort(writer.transport)
             return
         await self._join((reader, writer), (far_reader, far_writer))
+
+    async def _leave_alone(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Nobody is at the other end, and nothing says so."""
+        self._ends.add(writer.transport)
+        self._deaf.add(writer.transport)
+        try:
+            await self._pump(reader, writer, writer.transport)
+        finally:
+            self._ends.discard(writer.transport)
+            self._deaf.discard(writer.transport)
+            writer.close()
 
     async def _join(self, near: Connection, far: Connection) -> None:
         """Until either hangs up: nobody here closes one direction only."""
@@ -202,7 +210,8 @@ class Relay:
 def _abort(transport: asyncio.WriteTransport) -> None:
     """A reset, not a polite end."""
     sock: socket.socket | None = transport.get_extra_info("socket")
-    with contextlib.suppress(OSError):
+    # It may have ended by itself in this moment, and have no descriptor any more.
+    with contextlib.suppress(OSError, ValueError):
         if sock is not None and sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     transport.abort()

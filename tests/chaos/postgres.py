@@ -162,7 +162,9 @@ class Postgres:
         self.primary.kill()
 
     def stop(self) -> None:
-        # A primary that shuts down waits for its standby to have everything.
-        for node in [self.primary, *([self.standby] if self.standby else [])]:
+        """At once: a primary that shuts down politely waits for its standby to have everything."""
+        for node in self.nodes:
             node.kill()
+            for leftover in node.socket_dir.glob(".s.PGSQL.*"):
+                leftover.unlink()
             node.stop()

@@ -35,6 +35,8 @@ WEIGHTS = {
     "expiring": 1,
     "cancelled": 2,
 }
+# What is logged with its trace is a bug, in whichever process.
+SIGNS_OF_A_CRASH = ("Traceback", '"exception":')
 # Receivers that take nothing are tried for days.
 UNFINISHED = """
 SELECT (SELECT count(*) FROM jobs WHERE completed_at IS NULL), (SELECT count(*) FROM outbox WHERE host <> ALL ($1::text[]))
@@ -127,23 +129,16 @@ def run(plan: Plan, folder: Path, say: Say = lambda _: None) -> Report:
         say(f"seed {plan.seed}: {len(cluster.replicas)} replicas are up and under load")
         _strike(plan, cluster, struck, not_here, say)
         _finish(plan, cluster, say)
-        peak = int(cluster.ollama.stats()["max_running"])
-        for replica in cluster.replicas:
-            replica.terminate()
+        evidence = _evidence(cluster)
     finally:
         stalls.stop()
         ladder.stop()
-        if cluster.postgres.primary.running:
-            evidence = gather(cluster.records, cluster.postgres.primary.dsn)
         cluster.stop()
-    evidence.target_peak = peak
-    evidence.receivers = {each.url: each.temper for each in cluster.receivers}
     evidence.windows = [Window(*each) for each in stalls.windows] + [
         Window(each.name, each.began, each.ended + each.recovery)
         for each in struck
         if each.name not in HARMLESS_TO_LEASES
     ]
-    evidence.found = cluster.found
     say("checking …")
     return Report(
         plan,
@@ -236,6 +231,24 @@ def _finish(plan: Plan, cluster: Cluster, say: Say) -> None:
         elif time.monotonic() - since > plan.stuck_seconds:
             return
         outlast(0.5)
+
+
+def _evidence(cluster: Cluster) -> Evidence:
+    """All that is known, once the replicas have ended."""
+    peak = int(cluster.ollama.stats()["max_running"])
+    for replica in cluster.replicas:
+        cluster.stop_politely(replica)
+    evidence = gather(cluster.records, cluster.postgres.primary.dsn)
+    evidence.target_peak = peak
+    evidence.receivers = {each.url: each.temper for each in cluster.receivers}
+    evidence.found = cluster.found
+    evidence.crashes = [
+        f"{each.name}: {line[:500]}"
+        for each in cluster.processes
+        for line in each.log_path.read_text(errors="replace").splitlines()
+        if any(sign in line for sign in SIGNS_OF_A_CRASH)
+    ]
+    return evidence
 
 
 def _rolled(evidence: Evidence, began: float, ended: float) -> Rolled:

@@ -260,6 +260,10 @@ def wrong_answer() -> Evidence:
     return evidence_of(story(), wrong=["a 500"])
 
 
+def crashed() -> Evidence:
+    return evidence_of(story(), crashes=["api-1: Traceback"])
+
+
 SEQ_TWICE = "a seq that meant two things"
 
 
@@ -293,6 +297,7 @@ SEQ_TWICE = "a seq that meant two things"
         (overtaken_while_it_failed, "deliveries out of order"),
         (still_waiting, "stuck jobs"),
         (wrong_answer, "wrong answers"),
+        (crashed, "errors that nobody foresaw"),
     ],
 )
 def test_what_must_not_be_is_found_in_its_column(wrong: Callable[[], Evidence], title: str) -> None:
