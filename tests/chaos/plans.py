@@ -83,7 +83,7 @@ _SHOWN_BY: dict[str, tuple[tuple[str, ...], tuple[str, ...], str]] = {
     ),
     "notify-is-the-only-wake-up": (
         ("a storm of pg_terminate_backend",),
-        ("noop", "rare", "work"),
+        ("rare", "work"),
         "stuck jobs",
     ),
     "told-before-it-is-durable": (
