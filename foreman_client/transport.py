@@ -91,14 +91,25 @@ class AwaitedTransport:
 
     async def send(self, request: Request) -> Reply:
         with _translated():
-            response = await self._open.request(**_arguments(request, self._timeout))
+            response = await self._send(request, stream=False)
             return Reply(response.status_code, dict(response.headers), response.content)
 
     @asynccontextmanager
     async def stream(self, request: Request) -> AsyncIterator[StreamReply]:
         with _translated():
-            async with self._open.stream(**_arguments(request, self._timeout)) as response:
+            response = await self._send(request, stream=True)
+            try:
                 yield _AwaitedStream(response)
+            finally:
+                await response.aclose()
+
+    async def _send(self, request: Request, *, stream: bool) -> httpx.Response:
+        built = self._open.build_request(**_arguments(request, self._timeout))
+        try:
+            return await self._open.send(built, stream=stream)
+        except AttributeError as error:
+            # anyio stumbles over a socket that uvloop closed already: one that was reset as it was connected.
+            raise httpx.ReadError("the connection was reset as soon as it was made", request=built) from error
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds)

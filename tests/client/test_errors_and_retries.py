@@ -4,6 +4,7 @@ import socket
 import time
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 import foreman_client as fc
@@ -182,3 +183,20 @@ def test_a_wait_that_is_over_says_so_and_is_a_timeout(stub: WireStub) -> None:
     with Foreman(stub.url) as foreman, pytest.raises(TimeoutError) as raised:
         foreman.job(JOB_ID).wait(0.2)
     assert isinstance(raised.value, fc.WaitTimeout)
+
+
+async def test_a_connection_that_is_reset_as_soon_as_it_is_made_is_no_bug_of_the_callers(
+    stub: WireStub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What anyio makes of it, on uvloop, where the socket is gone before it was looked at."""
+
+    async def stumble(*_: object) -> httpx.Response:
+        raise AttributeError("'NoneType' object has no attribute 'getpeername'")
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", stumble)
+    async with AsyncForeman(stub.url, retry_seconds=0) as foreman:
+        with pytest.raises(fc.Unreachable):
+            await foreman.get(JOB_ID)
+        with pytest.raises(fc.Unreachable):
+            async for _ in foreman.job(JOB_ID).stream():
+                pass
