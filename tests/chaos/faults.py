@@ -167,17 +167,21 @@ def _(cluster: Cluster, dice: random.Random) -> None:
 def _(cluster: Cluster, dice: random.Random) -> None:
     if not cluster.disk_can_be_filled:
         raise NotHere("no disk of its own could be mounted for PostgreSQL")
-    before = cluster.refusals_that_name("disk")
     node = cluster.postgres.primary
+    before, panics = cluster.refusals_that_name("disk"), node.panics()
+
+    def is_noticed() -> bool:
+        return cluster.refusals_that_name("disk") > before or node.panics() > panics or not node.running
+
     with cluster.full_disk():
-        # Until callers are told, which takes until the log needs more room.
-        wait_until(lambda: cluster.refusals_that_name("disk") > before or not node.running, 20)
-        outlast(dice.uniform(1, 4))
+        wait_until(is_noticed, 20)
+        outlast(dice.uniform(2, 5))
     if not node.running:
         # PostgreSQL ends when it cannot write its log; whoever supervises it starts it again.
         node.kill()
         node.start()
-    if cluster.refusals_that_name("disk") == before:
+    # One that gives up because its log does not fit closes all connections without a word.
+    if cluster.refusals_that_name("disk") == before and node.panics() == panics:
         cluster.found.append(("a full disk is not named", "no 503 said that the disk is full"))
 
 

@@ -29,7 +29,9 @@ OPTIONS = {
     "hot_standby": "on",
     "wal_retrieve_retry_interval": "200ms",
     "wal_keep_size": "64MB",
-    "max_wal_size": "256MB",
+    # Old pieces of the log are used again: so a full disk is found by a table that grows, as a rule, and not by the log.
+    "min_wal_size": "256MB",
+    "max_wal_size": "512MB",
     "max_connections": "300",
     # A standby whose primary is gone, and a primary whose standby is, are to notice soon.
     "wal_receiver_timeout": "5s",
@@ -63,6 +65,10 @@ class Node(EmbeddedPostgres):
                 os.kill(each, signal.SIGKILL)
         os.kill(postmaster, signal.SIGKILL)
         wait_until(lambda: not self.running)
+
+    def panics(self) -> int:
+        """How often it had to give up, and began anew."""
+        return self.log_path.read_text(errors="replace").count("PANIC:") if self.log_path.exists() else 0
 
     def execute(self, *statements: str) -> None:
         async def run() -> None:
