@@ -6,7 +6,7 @@ from tests.chaos.cluster import Shape
 from tests.chaos.run import WEIGHTS, Plan
 
 # As much as two cores can do beside ten processes of ours, and little enough that it is the faults which are felt.
-WHOLE = Plan(seed=0, seconds=720, jobs=100_000, callers=12, caller_pause=0.15)
+WHOLE = Plan(seed=0, seconds=720, jobs=100_000, callers=12, caller_pause=0.15, batch=40)
 
 # Two API replicas, one of which works as well: the fewest among whom anything can go wrong.
 SMALL = Shape(
