@@ -24,7 +24,7 @@ from tests.chaos import callers, workers
 from tests.chaos.network import Network, Relay
 from tests.chaos.postgres import Postgres
 from tests.chaos.records import Tail
-from tests.conftest import ROOT, free_port
+from tests.conftest import ROOT
 from tests.events import pgbouncer
 from tests.fakes.process import FakeOllama
 from tests.patience import wait_until
@@ -142,7 +142,7 @@ class Replica(Process):
     def __init__(self, cluster: "Cluster", name: str, role: str, *, pooled: bool) -> None:
         super().__init__(name, cluster.folder)
         self.role = role
-        self.port = free_port()
+        self.port = cluster.network.ports.take()
         self.pooled = pooled
         self._cluster = cluster
         network = cluster.network
@@ -195,7 +195,7 @@ class Bouncer(Process):
 
     def __init__(self, cluster: "Cluster") -> None:
         super().__init__("pgbouncer", cluster.folder)
-        self._port = free_port()
+        self._port = cluster.network.ports.take()
         self.to_postgres = cluster.network.relay(
             "pgbouncer → postgres", lambda: cluster.postgres.primary.socket_path
         )
@@ -224,7 +224,7 @@ class Receiver(Process):
     def __init__(self, cluster: "Cluster", temper: str) -> None:
         super().__init__(f"receiver-{temper}", cluster.folder)
         self.temper = temper
-        self._port = free_port()
+        self._port = cluster.network.ports.take()
         self.arrivals = cluster.records / f"arrivals-{temper}.jsonl"
         self.from_foreman = cluster.network.relay(f"webhooks → {temper}", self._port)
 
@@ -265,7 +265,7 @@ class Cluster:
         ]
         self.receivers = [Receiver(self, temper) for temper in shape.receivers]
         self.target = Process("target", folder)
-        self._target_port = free_port()
+        self._target_port = self.network.ports.take()
         self.to_target = self.network.relay("jobs → target", self._target_port)
         self.ollama = FakeOllama(models=["m"], token_seconds=0.005, parallel=64)
         self.to_ollama: Relay | None = None

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import uvloop
 
+from tests.chaos.ports import Ports
 from tests.patience import pretend_to_work
 
 T = TypeVar("T")
@@ -41,9 +42,12 @@ class Network:
         self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
         self._thread.start()
         self.relays: dict[str, Relay] = {}
+        self.ports = Ports()
 
     def relay(self, name: str, destination: Destination | Callable[[], Destination]) -> "Relay":
-        relay = Relay(self, name, destination if callable(destination) else lambda: destination)
+        relay = Relay(
+            self, name, self.ports.take(), destination if callable(destination) else lambda: destination
+        )
         self.run(relay.open())
         self.relays[name] = relay
         return relay
@@ -61,14 +65,17 @@ class Network:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self.ports.close()
 
 
 class Relay:
     """One port that leads somewhere; where to is asked at each connection."""
 
-    def __init__(self, network: Network, name: str, destination: Callable[[], Destination]) -> None:
+    def __init__(
+        self, network: Network, name: str, port: int, destination: Callable[[], Destination]
+    ) -> None:
         self.name = name
-        self.port = 0
+        self.port = port
         self._network = network
         self._destination = destination
         self._wire = Wire.PASSES
@@ -106,7 +113,6 @@ class Relay:
 
     async def open(self) -> None:
         self._server = await asyncio.start_server(self._begin, "127.0.0.1", self.port, backlog=1024)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         if self._server is not None:
