@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from app.jobs.states import TERMINAL
-from tests.chaos.cluster import MAX_RUNNING, QUEUES, RATE, SCHEDULE_SECONDS, TARGET_SLOTS
 from tests.chaos.evidence import STATES, Event, Evidence, Run
+from tests.chaos.shape import MAX_RUNNING, QUEUES, RATE, SCHEDULE_SECONDS, TARGET_SLOTS
 from tests.store.invariants import Replay
 
 ENDS = frozenset(str(state) for state in TERMINAL)

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from tests.chaos.cluster import Shape
 from tests.chaos.run import WEIGHTS, Plan
+from tests.chaos.shape import Shape
 
 # As much as two cores can do beside ten processes of ours, and little enough that it is the faults which are felt.
 WHOLE = Plan(seed=0, seconds=720, jobs=100_000, callers=12, caller_pause=0.15, batch=40)

@@ -15,9 +15,10 @@ from typing import Any
 import asyncpg
 
 from tests.chaos.checker import HOPELESS, Score, check
-from tests.chaos.cluster import Cluster, Shape, ask
+from tests.chaos.cluster import Cluster, ask
 from tests.chaos.evidence import Evidence, Window, gather
 from tests.chaos.faults import FAULTS, HARMLESS_TO_LEASES, NotHere
+from tests.chaos.shape import Shape
 from tests.patience import PATIENCE, outlast, wait_until
 
 WEIGHTS = {

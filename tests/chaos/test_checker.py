@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from tests.chaos.checker import COLUMNS, check
-from tests.chaos.cluster import MAX_RUNNING, RATE, TARGET_SLOTS
 from tests.chaos.evidence import (
     Acknowledged,
     Arrival,
@@ -20,6 +19,7 @@ from tests.chaos.evidence import (
     Story,
     Window,
 )
+from tests.chaos.shape import MAX_RUNNING, RATE, TARGET_SLOTS
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
 URL = "http://127.0.0.1:1/hook"
