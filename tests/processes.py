@@ -1,5 +1,7 @@
-"""Which processes another has started, as Linux tells it."""
+"""Which processes another has started, as Linux tells it; and how all of them die in one moment."""
 
+import os
+import signal
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,3 +16,12 @@ def children_of(pid: int) -> dict[int, bytes]:
                     found[int(child)] = Path(f"/proc/{child}/cmdline").read_bytes()
     # One that has ended, and that nobody has asked for yet, has no command line any more.
     return {child: command for child, command in found.items() if command}
+
+
+def kill_at_once(pid: int) -> None:
+    """kill -9 of a process and of all that it has started, before any of them can do anything about it."""
+    os.kill(pid, signal.SIGSTOP)
+    for child in children_of(pid):
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)

@@ -6,9 +6,7 @@ other is then made anew from it.
 
 import asyncio
 import contextlib
-import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +18,7 @@ from app.embedded import EmbeddedPostgres
 from app.embedded.cluster import BINARIES
 from tests.chaos.network import Network, Relay
 from tests.patience import PATIENCE, wait_until
-from tests.processes import children_of
+from tests.processes import kill_at_once
 
 # What is not on disk yet stays in memory for long, so that a crash takes with it all that was told too early.
 OPTIONS = {
@@ -59,11 +57,7 @@ class Node(EmbeddedPostgres):
         postmaster = self.pid
         if postmaster is None:
             return
-        os.kill(postmaster, signal.SIGSTOP)
-        for each in children_of(postmaster):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(each, signal.SIGKILL)
-        os.kill(postmaster, signal.SIGKILL)
+        kill_at_once(postmaster)
         wait_until(lambda: not self.running)
 
     def panics(self) -> int:

@@ -2,11 +2,8 @@
 
 import asyncio
 import contextlib
-import os
-import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -17,6 +14,7 @@ from app.embedded import EmbeddedPostgres
 from tests.conftest import Server, free_port, wait_until
 from tests.engine.fleet import fetch
 from tests.events.sse import blocks
+from tests.processes import kill_at_once
 from tests.webhooks.conftest import ReceiverProcess
 
 # What does not wait for the disk stays in memory for ten seconds; what does waits a tenth of one. So a crash right
@@ -51,21 +49,8 @@ def crash(postgres: EmbeddedPostgres) -> None:
     """kill -9 of all its processes at once: what was only in shared memory is gone."""
     postmaster = postgres.pid
     assert postmaster is not None
-    os.kill(postmaster, signal.SIGSTOP)
-    for each in children(postmaster):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(each, signal.SIGKILL)
-    os.kill(postmaster, signal.SIGKILL)
+    kill_at_once(postmaster)
     wait_until(lambda: not postgres.running)
-
-
-def children(parent: int) -> list[int]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if int((folder / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(folder.name))
-    return found
 
 
 def submit(server: Server, receiver: ReceiverProcess, kind: str) -> str:
