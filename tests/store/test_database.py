@@ -61,7 +61,9 @@ async def test_who_is_frozen_in_the_middle_of_a_transaction_does_not_keep_its_lo
     in_force = database_module.SESSION[name]
     monkeypatch.setitem(database_module.SESSION, name, "100ms")
     here = database_module.SESSION_HERE
-    monkeypatch.setattr(database_module, "SESSION_HERE", here.replace(f"{name} = '{in_force}'", f"{name} = '100ms'"))
+    monkeypatch.setattr(
+        database_module, "SESSION_HERE", here.replace(f"{name} = '{in_force}'", f"{name} = '100ms'")
+    )
     frozen, other = Database(database_url, pooled=pooled), Database(database_url)
     await frozen.open()
     await other.open()
