@@ -1,8 +1,9 @@
 """Two replicas on one PostgreSQL, all of which may be killed, frozen or cut off from each other; and requests to them.
 
 A request can be struck at an exact moment, without any clock: nobody can write to the table of jobs while we hold its
-lock, so what was sent waits there, and is struck while it waits; or its replica is frozen before we let go, so that what
-was asked for is committed and its answer is not given. A request that got no answer is sent again until it has one.
+lock, so what was sent waits there, and is struck while it waits. Or commits wait for a standby that there is not: what
+was asked for is then in the log on disk, and nobody has been told. A request that got no answer is sent again until it
+has one.
 """
 
 import asyncio
@@ -41,22 +42,22 @@ SETTINGS = {
 class Strike(Enum):
     """What happens to a request that is under way, or to the fleet when nobody asks for anything."""
 
-    # The replica that was asked: while its statement waits (PostgreSQL carries that out all the same), and when its
-    # statement is over but for the answer.
+    # The replica that was asked: while its statement waits (which PostgreSQL may carry out all the same), and when all
+    # is done but for the answer.
     KILL = "kill -9 of the replica"
-    KILL_COMMITTED = "kill -9 of the replica, whose statement is over"
+    KILL_COMMITTED = "kill -9 of the replica, after the commit"
     TERM = "SIGTERM to the replica"
     # It goes on later, and meanwhile the same is asked of the other one.
     FREEZE = "SIGSTOP of the replica"
     FREEZE_OTHER = "SIGSTOP of the other replica"
     CUT = "pg_terminate_backend of all connections"
-    CUT_COMMITTED = "pg_terminate_backend of all connections, the statement being over"
+    CUT_COMMITTED = "pg_terminate_backend of all connections, after the commit"
     CRASH = "kill -9 of PostgreSQL"
-    CRASH_COMMITTED = "kill -9 of PostgreSQL, the statement being over"
-    CRASH_ANSWERED = "kill -9 of PostgreSQL, right after the answer"
+    CRASH_COMMITTED = "kill -9 of PostgreSQL, after the commit"
+    CRASH_ANSWERED = "kill -9 of PostgreSQL, after the answer"
 
 
-LETS_COMMIT = {Strike.KILL_COMMITTED, Strike.CUT_COMMITTED, Strike.CRASH_COMMITTED}
+AFTER_THE_COMMIT = {Strike.KILL_COMMITTED, Strike.CUT_COMMITTED, Strike.CRASH_COMMITTED}
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,9 @@ def frozen(replica: Replica) -> Iterator[None]:
         replica.signal(signal.SIGCONT)
 
 
+WAITS_FOR_STANDBY = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+
 class Fleet:
     def __init__(self, data_dir: Path, log_dir: Path) -> None:
         self.postgres = EmbeddedPostgres(data_dir, durable=False, options=KEEPS_ITS_WORD)
@@ -239,15 +243,17 @@ class Fleet:
         if strike is Strike.FREEZE_OTHER:
             self._note(outcome, self._ask_while_frozen(asked, ask, other).result())
             return
+        if strike in AFTER_THE_COMMIT:
+            with self._nobody_is_told():
+                sent = self._threads.submit(asked.ask, ask)
+                wait_until(lambda: sent.done() or self._fetch(WAITS_FOR_STANDBY))
+                self.strike(strike, asked)
+            self._note(outcome, sent.result())
+            return
         with self._nobody_writes() as let_go:
             sent = self._threads.submit(asked.ask, ask)
             wait_until(lambda: sent.done() or self._somebody_waits())
-            if strike in LETS_COMMIT:
-                with frozen(asked):
-                    let_go()
-                    self._wait_for_statements()
-                    self.strike(strike, asked)
-            elif strike is Strike.FREEZE:
+            if strike is Strike.FREEZE:
                 self._note(outcome, self._ask_while_frozen(other, ask, asked, let_go).result())
             elif strike is Strike.TERM:
                 asked.signal(signal.SIGTERM)
@@ -342,15 +348,20 @@ class Fleet:
     def _somebody_waits(self) -> bool:
         return bool(self._fetch("SELECT 1 FROM pg_locks WHERE NOT granted"))
 
-    def _wait_for_statements(self) -> None:
-        """Until what was under way when this was called is over, or can go no further because its replica is frozen."""
-        [now] = self._fetch("SELECT clock_timestamp() AS at")
-        running = """
-            SELECT 1 FROM pg_stat_activity
-            WHERE application_name = 'foreman' AND state = 'active' AND query_start <= $1
-              AND pg_blocking_pids(pid) = '{}' AND wait_event IS DISTINCT FROM 'ClientRead'
-            """
-        wait_until(lambda: not self._fetch(running, now["at"]))
+    @contextlib.contextmanager
+    def _nobody_is_told(self) -> Iterator[None]:
+        """Commits are on disk, and wait for a standby that never answers."""
+        self._set_standby("nobody")
+        try:
+            yield
+        finally:
+            self._set_standby("")
+
+    def _set_standby(self, name: str) -> None:
+        self._fetch(f"ALTER SYSTEM SET synchronous_standby_names = '{name}'")
+        self._fetch("SELECT pg_reload_conf()")
+        setting = "SELECT current_setting('synchronous_standby_names') AS name"
+        wait_until(lambda: self._fetch(setting)[0]["name"] == name)
 
     def wait_for_open_transactions(self) -> None:
         """Until all that began before this was called is committed or undone, also for those who died in the middle."""

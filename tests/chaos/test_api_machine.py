@@ -28,7 +28,7 @@ from tests.chaos.api_model import CLAIMED, LATE, RELEASED, REMEMBERED, Grant, Jo
 from tests.patience import wait_until
 from tests.store import invariants
 
-EXAMPLES = int(os.environ.get("CHAOS_EXAMPLES", "14"))
+EXAMPLES = int(os.environ.get("CHAOS_EXAMPLES", "12"))
 STEPS = 40
 SHRINKS = "CHAOS_SHRINK" in os.environ
 NOBODY = "0" * 26
