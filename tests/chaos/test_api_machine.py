@@ -28,6 +28,7 @@ from tests.chaos.api_model import CLAIMED, LATE, RELEASED, REMEMBERED, Grant, Jo
 from tests.patience import wait_until
 from tests.store import invariants
 
+SEARCHES = "CHAOS_EXAMPLES" in os.environ
 EXAMPLES = int(os.environ.get("CHAOS_EXAMPLES", "12"))
 STEPS = 40
 SHRINKS = "CHAOS_SHRINK" in os.environ
@@ -91,7 +92,10 @@ class Machine(Callers):
         # It does not say by which claim it was claimed, which there is only one of without a strike.
         headers = {"prefer": "return=minimal"} if is_brief and strike is None else {}
         outcome = self.ask(at, "POST", "/claims", body, strike, **headers)
-        if not all(self.model.is_held_back(job) for job in claimable):
+        # A strike may hit the part of a claim that is about one of its queues: what that gave out is given to nobody,
+        # and the rest is answered as if there had been nothing.
+        is_whole = strike is None or len(queues) == 1
+        if is_whole and not all(self.model.is_held_back(job) for job in claimable):
             self.wait_for_claim(at, body, outcome)
         claimed = self.claimed(outcome)
         assert len(claimed) <= limit * len(outcome.answers)
@@ -341,8 +345,10 @@ def test_the_api_keeps_its_word_whatever_fails(fleet: Fleet, monkeypatch: pytest
         settings=hypothesis.settings(
             max_examples=EXAMPLES,
             stateful_step_count=STEPS,
-            # Every example as random as the first: its own way of making new ones out of old ones needs hundreds of them.
-            backend="hypothesis-urandom",
+            # In the suite the same stories each time. Whoever asks for more is given others, each as random as the first:
+            # hypothesis' own way of making new ones out of old ones needs hundreds of them.
+            derandomize=not SEARCHES,
+            backend="hypothesis-urandom" if SEARCHES else "hypothesis",
             deadline=None,
             suppress_health_check=list(HealthCheck),
             phases=[Phase.reuse, Phase.generate, *([Phase.shrink] if SHRINKS else [])],
