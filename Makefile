@@ -12,14 +12,15 @@ TEST_PROCESSES ?= 3
 
 VENV_PYTHON := .venv/bin/python
 PIP := $(VENV_PYTHON) -m pip --disable-pip-version-check --quiet
+# The client is installed from the tree, as the server is: what it needs is locked, itself is not.
 COMPILE_LOCK := $(VENV_PYTHON) -m uv pip compile pyproject.toml --universal --python-version 3.11 \
-	--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet
+	--generate-hashes --no-emit-index-url --no-emit-package foreman-client --no-header --no-annotate --quiet
 
 .DEFAULT_GOAL := help
 # Targets share one environment: two installs into it at once would spoil it.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup run test lint format chaos openapi bench bench-growth bench-report bench-smoke lock clean
+.PHONY: help setup run test lint audit format build chaos openapi bench bench-growth bench-report bench-smoke lock clean
 
 help: ## List the targets
 	@echo "Usage: make <target> [ARGS=\"…\"]"
@@ -44,9 +45,18 @@ lint: .venv/.ready-dev ## Check style, format, types and the direction of import
 	@$(VENV_PYTHON) -m mypy
 	@.venv/bin/lint-imports --no-logo
 
+audit: .venv/.ready-dev ## Look for known vulnerabilities of what is locked, and for our own (ARGS=--offline)
+	@$(VENV_PYTHON) .ci/audit.py $(ARGS)
+
 format: .venv/.ready-dev ## Format the code and mend what can be mended safely
 	@$(VENV_PYTHON) -m ruff check --fix .
 	@$(VENV_PYTHON) -m ruff format .
+
+# Without isolation: the tools that build are in the environment, and nothing is fetched.
+build: .venv/.ready ## Make the wheels and source archives of server and client, in dist/
+	@rm -rf dist
+	@$(VENV_PYTHON) -m hatchling build -d dist
+	@cd client && ../$(VENV_PYTHON) -m hatchling build -d ../dist
 
 openapi: .venv/.ready ## Write openapi/openapi.json from the code
 	@$(VENV_PYTHON) -m app.openapi
@@ -73,19 +83,21 @@ clean: ## Remove environments, caches and builds; the data in ./.foreman stays
 	@find . -name __pycache__ -type d -not -path './.foreman/*' -prune -exec rm -rf {} +
 
 # --- the environment ---------------------------------------------------------------------------------------
-# Two stamps say what .venv holds; each is renewed when its lock or pyproject.toml is newer. Versions are equal
+# Two stamps say what .venv holds; each is renewed when its lock or a pyproject.toml is newer. Versions are equal
 # in both lock files, so whoever has the tools has the server too.
 
-.venv/.ready: .venv/pyvenv.cfg requirements.lock pyproject.toml
+INSTALL_OURS := $(PIP) install --no-deps --no-build-isolation -e ./client -e .
+
+.venv/.ready: .venv/pyvenv.cfg requirements.lock pyproject.toml client/pyproject.toml
 	@echo "Installing the server into .venv (a minute, the first time) …"
 	@$(PIP) install --require-hashes -r requirements.lock
-	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(INSTALL_OURS)
 	@touch $@
 
-.venv/.ready-dev: .venv/pyvenv.cfg requirements-dev.lock pyproject.toml
+.venv/.ready-dev: .venv/pyvenv.cfg requirements-dev.lock pyproject.toml client/pyproject.toml
 	@echo "Installing the server and its tools into .venv (a minute, the first time) …"
 	@$(PIP) install --require-hashes -r requirements-dev.lock
-	@$(PIP) install --no-deps --no-build-isolation -e .
+	@$(INSTALL_OURS)
 	@touch .venv/.ready $@
 
 # The scripts in an environment name its folder: one that came from another place (a moved or copied checkout),

@@ -24,14 +24,16 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CLIENT: dict[str, Any] = tomllib.loads((ROOT / "client" / "pyproject.toml").read_text())
 WHEEL: dict[str, Any] = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
 LOCKS = ["requirements.lock", "requirements-dev.lock"]
-TARGETS = ["setup", "run", "test", "lint", "format", "openapi", "bench", "clean", "lock"]
+TARGETS = ["setup", "run", "test", "lint", "format", "build", "openapi", "bench", "clean", "lock"]
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -93,7 +95,8 @@ def test_a_lock_file_names_no_index(lock: str) -> None:
 
 @pytest.mark.parametrize(("lock", "groups"), [(LOCKS[0], ["build"]), (LOCKS[1], ["build", "dev"])])
 def test_a_lock_file_answers_what_the_project_asks_for(lock: str, groups: list[str]) -> None:
-    wanted = [*PYPROJECT["project"]["dependencies"], *PYPROJECT["build-system"]["requires"]]
+    wanted = [each for project in (PYPROJECT, CLIENT) for each in project["project"]["dependencies"]]
+    wanted += [each for project in (PYPROJECT, CLIENT) for each in project["build-system"]["requires"]]
     for group in groups:
         wanted += PYPROJECT["dependency-groups"][group]
     locked: dict[str, list[Version]] = {}
@@ -101,6 +104,8 @@ def test_a_lock_file_answers_what_the_project_asks_for(lock: str, groups: list[s
         locked.setdefault(pin.name, []).append(pin.version)
 
     for requirement in map(Requirement, wanted):
+        if requirement.name == CLIENT["project"]["name"]:
+            continue
         versions = locked.get(canonicalize_name(requirement.name), [])
         assert versions, f"{requirement.name} is not locked: make lock"
         assert all(requirement.specifier.contains(version) for version in versions), (
@@ -112,6 +117,11 @@ def test_whoever_has_the_development_environment_has_the_very_server_that_users_
     assert {pin[:3] for pin in pins("requirements.lock")} <= {
         pin[:3] for pin in pins("requirements-dev.lock")
     }
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_what_is_installed_from_the_tree_is_in_no_lock_file(lock: str) -> None:
+    assert not {"foreman", "foreman-client"} & {pin.name for pin in pins(lock)}
 
 
 # --- Makefile and CI --------------------------------------------------------------------------------------
@@ -163,6 +173,8 @@ def checkout(tmp_path: Path) -> Path:
     folder.mkdir()
     for name in ["Makefile", "pyproject.toml", *LOCKS]:
         shutil.copy(ROOT / name, folder)
+    (folder / "client").mkdir()
+    shutil.copy(ROOT / "client" / "pyproject.toml", folder / "client")
     return folder
 
 
@@ -181,6 +193,7 @@ def test_a_fresh_checkout_makes_its_environment_from_the_lock_with_hashes(checko
 
     assert "-m venv .venv" in plan
     assert "install --require-hashes -r requirements.lock" in plan
+    assert "install --no-deps --no-build-isolation -e ./client -e ." in plan
     assert plan.rstrip().endswith(".venv/bin/foreman serve")
 
 
@@ -192,10 +205,11 @@ def test_a_ready_environment_is_used_as_it_is(checkout: Path) -> None:
     assert plan.split() == ["exec", ".venv/bin/foreman", "serve", "--port", "9000"]
 
 
-def test_a_newer_lock_is_installed_into_the_environment_at_hand(checkout: Path) -> None:
+@pytest.mark.parametrize("newer", ["requirements.lock", "pyproject.toml", "client/pyproject.toml"])
+def test_what_is_newer_is_installed_into_the_environment_at_hand(checkout: Path, newer: str) -> None:
     pretend_environment(checkout, made_in=checkout.resolve())
     ready = (checkout / ".venv" / ".ready").stat()
-    os.utime(checkout / "requirements.lock", (ready.st_atime, ready.st_mtime + 10))
+    os.utime(checkout / newer, (ready.st_atime, ready.st_mtime + 10))
 
     plan = run("make", "--dry-run", "run", cwd=checkout).stdout
 
@@ -245,8 +259,8 @@ def test_the_wheel_holds_the_packages_their_types_and_the_migrations(wheel: Path
         f"app/alembic/versions/{path.name}" for path in (ROOT / "alembic" / "versions").glob("*.py")
     }
 
-    assert folders == {"app", "foreman_client"}
-    assert {"app/py.typed", "foreman_client/py.typed"} <= set(names)
+    assert folders == {"app"}
+    assert "app/py.typed" in names
     assert {"app/alembic/env.py", *migrations} <= set(names)
     assert migrations
 
@@ -294,6 +308,24 @@ def test_the_console_script_of_the_wheel_starts(wheel: Path, tmp_path: Path) -> 
 
 def test_the_version_is_the_same_wherever_it_is_said() -> None:
     assert import_module("app").__version__ == PYPROJECT["project"]["version"]
+    assert import_module("foreman_client").__version__ == CLIENT["project"]["version"]
+
+
+def test_server_and_client_of_one_checkout_name_each_other_as_compatible() -> None:
+    (required,) = [
+        requirement.specifier
+        for requirement in map(Requirement, PYPROJECT["project"]["dependencies"])
+        if requirement.name == "foreman-client"
+    ]
+    servers = SpecifierSet(import_module("foreman_client").SERVER_VERSIONS)
+
+    assert SpecifierSet(import_module("app.api.health").CLIENT_VERSIONS) == required
+    assert required.contains(CLIENT["project"]["version"])
+    assert servers.contains(PYPROJECT["project"]["version"])
+
+
+def test_the_client_is_under_the_same_license() -> None:
+    assert (ROOT / "client" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 def test_the_folder_of_migrations_does_not_hide_the_library_of_the_same_name() -> None:
@@ -376,7 +408,13 @@ def test_everything_that_the_image_copies_exists_and_is_sent_to_the_engine() -> 
 
 def test_everything_that_the_wheel_is_built_from_is_copied() -> None:
     project = PYPROJECT["project"]
-    needed = ["pyproject.toml", project["readme"], *project["license-files"], *WHEEL["only-include"]]
+    needed = [
+        "client",
+        "pyproject.toml",
+        project["readme"],
+        *project["license-files"],
+        *WHEEL["only-include"],
+    ]
 
     assert set(needed) <= set(copied_from_checkout())
 
@@ -401,6 +439,7 @@ def test_the_image_installs_from_the_lock_with_hashes_and_leaves_the_build_tools
 
     assert any("--require-hashes -r requirements.lock" in command for command in installs)
     assert all("--require-hashes" in command or "--no-deps" in command for command in installs)
+    assert any("--no-build-isolation ./client . " in command for command in installs)
     assert set(removed) - {"pip"} <= locked
     assert {"hatchling", "pip"} <= set(removed)
     assert not [command for command in commands if "apt-get" in command]

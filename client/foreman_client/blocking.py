@@ -144,6 +144,8 @@ class Foreman:
     read_events = blocking(AsyncForeman.read_events)
     events = iterating(AsyncForeman.events)
     stream = iterating(AsyncForeman.stream)
+    server_version = blocking(AsyncForeman.server_version)
+    check_version = blocking(AsyncForeman.check_version)
     call = blocking(AsyncForeman.call)
     request = blocking(AsyncForeman.request)
     close = blocking(AsyncForeman.close)

@@ -13,8 +13,11 @@ from typing import Any, Final
 
 from foreman_client.blocking import Foreman
 from foreman_client.client import AsyncForeman
+from foreman_client.compatibility import VersionMismatchWarning
+from foreman_client.errors import ForemanError, RateLimited, Unavailable, Unreachable
 from foreman_client.wire import without_password
 from foreman_client.worker.active import LEASE_LOST, SHUTDOWN, ActiveJob
+from foreman_client.worker.backoff import Backoff
 from foreman_client.worker.claims import Claimer
 from foreman_client.worker.reach import Reach
 from foreman_client.worker.runner import Runner
@@ -33,6 +36,8 @@ ANNOUNCE_SECONDS: Final = 0.02
 MAX_UNSETTLED: Final = 5000
 # How long after the end of its lease a result is kept for a server that does not answer.
 PATIENCE_SECONDS: Final = 900.0
+# Between two looks at the version of a server that is away.
+VERSION_PAUSE_SECONDS: Final = 60.0
 # The end: for a claim under way, for handlers that were cancelled, for the last settlements.
 CLAIM_CUT_SECONDS: Final = 0.2
 CLEANUP_SECONDS: Final = 0.25
@@ -93,6 +98,8 @@ class Shift:
             asyncio.create_task(self._keep_leases(), name="foreman-leases"),
         ]
         claiming = asyncio.create_task(self._claim(), name="foreman-claims")
+        # Beside the work, which neither waits for its answer nor ends with it.
+        comparing = asyncio.create_task(self._compare_versions(), name="foreman-versions")
         stopping = asyncio.create_task(self._stopping.wait())
         server = without_password(self._client.url)
         log.info("worker %s takes %s from %s", self._terms.name, ", ".join(self._tasks), server)
@@ -103,9 +110,9 @@ class Shift:
                 if task.done() and not task.cancelled():
                     task.result()
         finally:
-            for each in (claiming, stopping, *background, *self._slots):
+            for each in (claiming, stopping, comparing, *background, *self._slots):
                 each.cancel()
-            await asyncio.gather(claiming, stopping, *background, return_exceptions=True)
+            await asyncio.gather(claiming, stopping, comparing, *background, return_exceptions=True)
             await self._client.close()
             if "_blocking_client" in self.__dict__:
                 self._blocking_client.close()
@@ -113,6 +120,21 @@ class Shift:
                 with contextlib.suppress(NotImplementedError):
                     for number in (signal.SIGTERM, signal.SIGINT):
                         self._loop.remove_signal_handler(number)
+
+    async def _compare_versions(self) -> None:
+        """Warn if the server is none that this client was made for; as soon as it answers."""
+        backoff = Backoff(VERSION_PAUSE_SECONDS)
+        while True:
+            try:
+                await self._client.check_version()
+            except (Unreachable, Unavailable, RateLimited):
+                await asyncio.sleep(backoff.next())
+            except (ForemanError, VersionMismatchWarning) as error:
+                # Made an error by the filters for warnings, or an answer of no use. Neither ends a worker.
+                log.warning("the server's version: %s", error)
+                return
+            else:
+                return
 
     def ask_to_stop(self) -> None:
         self._loop.call_soon_threadsafe(self._stop)

@@ -8,7 +8,7 @@ from typing import Any, Final
 from foreman_client import __version__
 from foreman_client.client import AsyncForeman
 from foreman_client.errors import Forbidden, ForemanError, InvalidRequest, NotFound, Unauthorized
-from foreman_client.wire import JSON_TYPE, Request, encode, error_from
+from foreman_client.wire import JSON_TYPE, Request, encode
 from foreman_client.worker.backoff import Backoff
 
 log = logging.getLogger("foreman_client.worker")
@@ -75,7 +75,7 @@ class Claimer:
         )
         reply = await self._client.transport.send(request)
         if reply.status >= 400:
-            raise error_from(reply, request.path)
+            raise await self._client.refusal(reply, request.path)
         minimal = reply.headers.get("preference-applied") == MINIMAL
         jobs: list[dict[str, Any]] = reply.having("jobs", foreign=_payloads if minimal else _verbatim)["jobs"]
         return jobs

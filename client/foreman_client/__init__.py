@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from foreman_client.blocking import Foreman, JobHandle
     from foreman_client.client import AsyncForeman
+    from foreman_client.compatibility import SERVER_VERSIONS, ServerVersion, VersionMismatchWarning
     from foreman_client.errors import (
         ApiError,
         Conflict,
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "blocking": ("Foreman", "JobHandle"),
     "client": ("AsyncForeman",),
+    "compatibility": ("SERVER_VERSIONS", "ServerVersion", "VersionMismatchWarning"),
     "events": ("Event",),
     "handle": ("AsyncJobHandle",),
     "job": ("Job", "JobError", "JobPage", "Progress"),
@@ -74,6 +76,7 @@ _HOMES = {
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "SERVER_VERSIONS",
     "ActiveJob",
     "ApiError",
     "AsyncForeman",
@@ -112,9 +115,11 @@ __all__ = [
     "QueueFull",
     "RateLimited",
     "Retry",
+    "ServerVersion",
     "Unauthorized",
     "Unavailable",
     "Unreachable",
+    "VersionMismatchWarning",
     "WaitTimeout",
     "WebhookRejected",
     "Worker",

@@ -7,13 +7,14 @@ import os
 import time
 import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import datetime
 from typing import Any, Self, TypedDict, Unpack
 
 from foreman_client import __version__
+from foreman_client.compatibility import ServerVersion, VersionMismatchWarning, lacks_route, warn_once
 from foreman_client.context import RunningJob, running_job
-from foreman_client.errors import RateLimited, Unavailable, Unreachable, WaitTimeout
+from foreman_client.errors import ApiError, ForemanError, RateLimited, Unavailable, Unreachable, WaitTimeout
 from foreman_client.events import Event, ServerSentEvents
 from foreman_client.handle import AsyncJobHandle
 from foreman_client.job import Job, JobPage
@@ -65,6 +66,9 @@ class AsyncForeman:
         if key := api_key or os.environ.get("FOREMAN_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
         self.transport: Transport = transport_class(self.url, headers, timeout)  # type: ignore[call-arg]
+        # What was found out when an answer made no sense; None before.
+        self._server: ServerVersion | None = None
+        self._asked_version = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,7 +98,7 @@ class AsyncForeman:
         body = job_body(kind, payload, options, parent)
         reply = await self._enqueue("/jobs", body, idempotency_key, parent)
         return self._handle(
-            reply.having("job_id"), replayed=reply.headers.get("idempotency-replayed") == "true"
+            await self._having(reply, "job_id"), replayed=reply.headers.get("idempotency-replayed") == "true"
         )
 
     async def submit_many(
@@ -104,7 +108,7 @@ class AsyncForeman:
         parent = running_job()
         body = {"jobs": [hand_down(entry, parent) for entry in jobs]}
         reply = await self._enqueue("/jobs/batch", body, idempotency_key, parent)
-        return [self._handle(answer) for answer in reply.having("jobs")["jobs"]]
+        return [self._handle(answer) for answer in (await self._having(reply, "jobs"))["jobs"]]
 
     async def _enqueue(
         self, path: str, body: Mapping[str, Any], key: str | None, parent: RunningJob | None
@@ -120,7 +124,7 @@ class AsyncForeman:
         """The job as it is, or held back until it has ended or `hold_seconds` are over."""
         query = {"wait": f"{hold_seconds:g}"} if hold_seconds else {}
         reply = await self.request("GET", f"/jobs/{job_id}", query=query, hold_seconds=hold_seconds)
-        return Job.from_wire(reply.having("job_id", "state"))
+        return Job.from_wire(await self._having(reply, "job_id", "state"))
 
     async def list_jobs(
         self, *, metadata: Mapping[str, str] | None = None, **filters: Unpack[JobFilters]
@@ -128,19 +132,19 @@ class AsyncForeman:
         """One page, newest first."""
         query: dict[str, Any] = {name: wire_value(value) for name, value in filters.items()}
         query.update({f"metadata.{name}": value for name, value in (metadata or {}).items()})
-        page = (await self.request("GET", "/jobs", query=query)).having("jobs")
+        page = await self._having(await self.request("GET", "/jobs", query=query), "jobs")
         return JobPage([Job.from_wire(job) for job in page["jobs"]], page.get("next_cursor"))
 
     async def cancel(self, job_id: str, reason: str | None = None) -> Job:
         """Ask for the job to stop. A running one is told; look at the state, or wait."""
         body = {"reason": reason} if reason else {}
         reply = await self.request("POST", f"/jobs/{job_id}/cancel", body=body, repeatable=True)
-        return Job.from_wire(reply.having("job_id", "state"))
+        return Job.from_wire(await self._having(reply, "job_id", "state"))
 
     async def retry(self, job_id: str) -> Job:
         """Revive a failed job: attempts start over, the id stays."""
         reply = await self.request("POST", f"/jobs/{job_id}/retry", body={})
-        return Job.from_wire(reply.having("job_id", "state"))
+        return Job.from_wire(await self._having(reply, "job_id", "state"))
 
     async def delete(self, job_id: str) -> None:
         """Remove a job that has ended, with all it owns."""
@@ -162,7 +166,7 @@ class AsyncForeman:
     async def send_event(self, job_id: str, type: str, payload: Any = None) -> int:
         """Tell the running worker something; answers the event's seq. JobTerminal if the job has ended."""
         reply = await self.request("POST", f"/jobs/{job_id}/events", body={"type": type, "payload": payload})
-        return int(reply.having("seq")["seq"])
+        return int((await self._having(reply, "seq"))["seq"])
 
     async def read_events(
         self,
@@ -180,7 +184,7 @@ class AsyncForeman:
         }
         path = f"/jobs/{job_id}/events"
         reply = await self.request("GET", path, query=query, hold_seconds=hold_seconds)
-        page = reply.having("events", "next_after")
+        page = await self._having(reply, "events", "next_after")
         return [Event.from_wire(event) for event in page["events"]], int(page["next_after"])
 
     async def events(
@@ -220,7 +224,8 @@ class AsyncForeman:
         request = Request("GET", f"/jobs/{job_id}/events", query, {"Accept": EVENT_STREAM_TYPE})
         async with self.transport.stream(request) as reply:
             if reply.status >= 400:
-                raise error_from(Reply(reply.status, reply.headers, await reply.read()), request.path)
+                whole = Reply(reply.status, reply.headers, await reply.read())
+                raise await self.refusal(whole, request.path)
             parser = ServerSentEvents()
             async for chunk in reply.chunks():
                 for event in parser.feed(chunk):
@@ -238,11 +243,47 @@ class AsyncForeman:
         if not streamed and job.text:
             yield job.text
 
+    # --- versions ------------------------------------------------------------------------------------------
+
+    async def server_version(self) -> ServerVersion:
+        """Which version the server is, and which versions of this client it was made for."""
+        reply = await self.request("GET", "/version")
+        return ServerVersion.from_wire(reply.having("version"))
+
+    async def check_version(self) -> ServerVersion:
+        """The same, and a VersionMismatchWarning if the two were not made for each other."""
+        server = await self.server_version()
+        if server.mismatch is not None:
+            warn_once(server.mismatch)
+        return server
+
+    async def _explain(self, error: ApiError) -> None:
+        """An answer makes no sense. If versions may be to blame, warn of it, and note it with the error.
+
+        The server is asked for its version once, and only here: what goes well costs no request more.
+        """
+        if not self._asked_version:
+            self._asked_version = True
+            with suppress(ForemanError):
+                reply = await self.transport.send(Request("GET", "/version"))
+                if reply.status == 200:
+                    self._server = ServerVersion.from_wire(reply.having("version"))
+        if self._server is not None and (mismatch := self._server.mismatch) is not None:
+            error.add_note(mismatch)
+            # The error is what counts, also for whoever makes errors of warnings.
+            with suppress(VersionMismatchWarning):
+                warn_once(mismatch)
+
     # --- any route -----------------------------------------------------------------------------------------
 
     async def call(self, method: str, path: str, *, query: Query | None = None, body: Any = None) -> Any:
         """Any route by its path, `await foreman.call("GET", "/queues")`; answers decoded JSON."""
-        return (await self.request(method, path, query=query, body=body)).json()
+        reply = await self.request(method, path, query=query, body=body)
+        try:
+            return reply.json()
+        except ApiError as error:
+            await self._explain(error)
+            raise
 
     async def request(
         self,
@@ -270,8 +311,22 @@ class AsyncForeman:
     async def _attempt(self, request: Request) -> Reply:
         reply = await self.transport.send(request)
         if reply.status >= 400:
-            raise error_from(reply, request.path)
+            raise await self.refusal(reply, request.path)
         return reply
+
+    async def refusal(self, reply: Reply, path: str) -> ApiError:
+        """The typed error for a reply of 400 and above."""
+        error = error_from(reply, path)
+        if lacks_route(error, path):
+            await self._explain(error)
+        return error
+
+    async def _having(self, reply: Reply, *names: str) -> dict[str, Any]:
+        try:
+            return reply.having(*names)
+        except ApiError as error:
+            await self._explain(error)
+            raise
 
     def _handle(self, answer: Mapping[str, Any], *, replayed: bool = False) -> AsyncJobHandle:
         return AsyncJobHandle(self, answer["job_id"], answer.get("outcome", "accepted"), replayed=replayed)
