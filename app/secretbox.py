@@ -17,8 +17,12 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 _VERSION = b"\x01"
+# What stands in the place of a secret whose key was lost for good: nobody opens it, and it needs no key.
+GIVEN_UP = b"\x00"
 _KEY_BYTES, _KEY_ID_BYTES, _SALT_BYTES, _NONCE_BYTES, _TAG_BYTES = 32, 4, 16, 12, 16
 _SALT_START = len(_VERSION) + _KEY_ID_BYTES
+# The part of a sealed secret that says which key it needs, in SQL. There is an index of it: never change it.
+KEY_ID_OF = "substring({} FROM 2 FOR 4)"
 _NONCE_START = _SALT_START + _SALT_BYTES
 _CIPHERTEXT_START = _NONCE_START + _NONCE_BYTES
 _SHORTEST_PASSPHRASE = 16
@@ -54,6 +58,11 @@ class SecretBox:
         self._keys = {_key_id(key): key for key in keys}
         self._sealing_id = _key_id(keys[0])
 
+    @property
+    def key_ids(self) -> tuple[bytes, ...]:
+        """By which sealed secrets name the keys; the first is that of the key that seals."""
+        return tuple(self._keys)
+
     @classmethod
     def from_setting(cls, setting: str) -> "SecretBox":
         """From FOREMAN_SECRET_KEY: comma-separated keys, each base64 of 32 bytes or a long passphrase."""
@@ -62,15 +71,18 @@ class SecretBox:
 
     @classmethod
     def from_file(cls, path: Path) -> "SecretBox":
-        """From a key file, made with a random key when there is none: for development without settings."""
+        """From a key file, made with a random key when there is none: for development without settings.
+
+        Several keys are separated by commas, as in the setting."""
         if not path.exists():
             _create_key_file(path)
         if os.name == "posix" and path.stat().st_mode & 0o077:
             raise SecretKeyInvalid(f"{path} can be read by others: make it private with chmod 600")
-        key = _decoded_key(path.read_text("ascii", errors="replace").strip())
-        if key is None:
+        entries = path.read_text("ascii", errors="replace").split(",")
+        keys = [key for key in (_decoded_key(entry.strip()) for entry in entries) if key is not None]
+        if len(keys) < len(entries):
             raise SecretKeyInvalid(f"{path} does not contain a key")
-        return cls([key])
+        return cls(keys)
 
     def seal(self, plaintext: str, aad: str) -> bytes:
         """Encrypt `plaintext`, bound to `aad`: it opens only with the same `aad`."""
@@ -81,6 +93,8 @@ class SecretBox:
 
     def open(self, sealed: bytes, aad: str) -> str:
         """Decrypt what `seal` made. Raises SecretKeyUnknown or SealBroken."""
+        if sealed == GIVEN_UP:
+            raise SealBroken("its key was lost, and it was given up")
         if sealed[:1] != _VERSION or len(sealed) < _CIPHERTEXT_START + _TAG_BYTES:
             raise SealBroken("this is not a sealed secret")
         header, salt = sealed[:_SALT_START], sealed[_SALT_START:_NONCE_START]
@@ -92,6 +106,11 @@ class SecretBox:
             return _message_cipher(key, salt).decrypt(nonce, ciphertext, header + aad.encode()).decode()
         except InvalidTag:
             raise SealBroken("the sealed secret was changed or belongs to something else") from None
+
+
+def key_id_of(sealed: bytes) -> bytes:
+    """Which key it was sealed with; empty for one that was given up."""
+    return sealed[len(_VERSION) : _SALT_START]
 
 
 def _message_cipher(key: bytes, salt: bytes) -> AESGCM:

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.secretbox import SealBroken, SecretBox, SecretBoxError, SecretKeyInvalid, SecretKeyUnknown
+from app.secretbox import (
+    GIVEN_UP,
+    SealBroken,
+    SecretBox,
+    SecretBoxError,
+    SecretKeyInvalid,
+    SecretKeyUnknown,
+    key_id_of,
+)
 
 OLD, NEW = bytes(32), bytes(range(32))
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -156,3 +164,26 @@ def test_processes_that_start_together_agree_on_one_key_file(tmp_path: Path) -> 
     with multiprocessing.get_context("spawn").Pool(4) as pool:
         sealed = pool.map(_seal_with_file, [path] * 8, chunksize=1)
     assert {SecretBox.from_file(path).open(each, "01J") for each in sealed} == {SECRET}
+
+
+def test_a_sealed_secret_names_its_key() -> None:
+    rotating = SecretBox([NEW, OLD])
+    assert rotating.key_ids == (*SecretBox([NEW]).key_ids, *SecretBox([OLD]).key_ids)
+    assert key_id_of(rotating.seal(SECRET, "01J")) == rotating.key_ids[0]
+    assert SecretBox([OLD, OLD]).key_ids == SecretBox([OLD]).key_ids
+
+
+def test_one_that_was_given_up_says_so_and_needs_no_key() -> None:
+    assert key_id_of(GIVEN_UP) == b""
+    with pytest.raises(SealBroken, match="given up"):
+        SecretBox([NEW]).open(GIVEN_UP, "01J")
+
+
+def test_a_key_file_may_have_an_old_key_behind_the_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "secret.key"
+    path.write_text(f"{base64.b64encode(NEW).decode()},\n{base64.b64encode(OLD).decode()}\n")
+    path.chmod(0o600)
+    assert SecretBox.from_file(path).key_ids == SecretBox([NEW, OLD]).key_ids
+    path.write_text(f"{base64.b64encode(NEW).decode()},a passphrase is no key file")
+    with pytest.raises(SecretKeyInvalid, match="does not contain a key"):
+        SecretBox.from_file(path)
