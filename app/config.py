@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 PREFIX = "FOREMAN_"
 # Variables that belong to the command-line client, not to the server.
@@ -41,9 +41,45 @@ class Settings(BaseModel):
     data_dir: Path = _setting(Path(".foreman"), "where the embedded PostgreSQL keeps its data")
     host: str = _setting("127.0.0.1", "address to listen on")
     port: int = _setting(8080, "port to listen on; 0 takes a free one", ge=0, le=65535)
-    auth: Literal["on", "off"] = _setting(
-        "off", "only off for now: there are no API keys yet, so only this machine is served"
+    tls_cert: Path | None = _setting(
+        None, "PEM file with the certificate and its chain: serves HTTPS; read again when it changes"
     )
+    tls_key: Path | None = _setting(None, "PEM file with the certificate's private key, not encrypted")
+    auth: Literal["on", "off"] | None = _setting(
+        None,
+        "whether callers need an API key: on, unless it is the embedded development mode on a loopback "
+        "address; off is for loopback addresses only",
+    )
+    admin_key_file: Path | None = _setting(
+        None,
+        "file with the first admin key; where there is none, it is made, and a new key written to it "
+        "instead of being printed",
+    )
+    row_security: Literal["on", "off"] = _setting(
+        "off",
+        "on: what is read for a caller is read as a role that PostgreSQL shows that tenant's rows only",
+    )
+    key_requests_per_second: int = _setting(
+        20_000, "requests per second of a key without a limit of its own; 0: any number", ge=0, le=1_000_000
+    )
+    key_requests: int = _setting(
+        5000,
+        "requests of such a key at the same time, those that wait or stream included",
+        ge=0,
+        le=1_000_000,
+    )
+    key_connections: int = _setting(5000, "open connections of such a key", ge=0, le=1_000_000)
+    key_streams: int = _setting(
+        2000, "event and token streams of such a key at the same time", ge=0, le=1_000_000
+    )
+    key_long_polls: int = _setting(2000, "requests of such a key that wait for something", ge=0, le=1_000_000)
+    key_body_bytes: int = _setting(
+        128 * 1024 * 1024,
+        "bytes of such a key's request bodies that one process holds at the same time",
+        ge=0,
+        le=1 << 40,
+    )
+    key_jobs: int = _setting(0, "jobs of such a key that have not ended; 0: any number", ge=0, le=1 << 40)
     role: Role = _setting("all", "what this process does: all, api or worker")
     processes: int = _setting(1, "how many processes serve", ge=1, le=64)
     worker_slots: int = _setting(64, "jobs that one process runs at the same time", ge=1, le=10_000)
@@ -94,6 +130,7 @@ class Settings(BaseModel):
         None, "where artifacts lie: file:///folder or s3://bucket/prefix; without it, in PostgreSQL"
     )
     max_artifact_bytes: int = _setting(256 * 1024 * 1024, "largest artifact", ge=1024, le=1 << 40)
+    max_artifacts: int = _setting(1000, "artifacts that one job may have", ge=1, le=1_000_000)
     outbound_allow: str = _setting(
         "",
         "networks, addresses and hosts, separated by commas, that webhooks and http jobs may "
@@ -101,7 +138,7 @@ class Settings(BaseModel):
     )
     secret_key: str | None = _setting(
         None,
-        "key that keeps webhook secrets safe at rest: base64 of 32 bytes or a long passphrase; "
+        "key that seals webhook secrets and what targets have: base64 of 32 bytes or a long passphrase; "
         "several, separated by commas, while it is being replaced",
         repr=False,
     )
@@ -148,6 +185,14 @@ class Settings(BaseModel):
             raise ValueError("has a port that is not a number from 1 to 65535")
         return value
 
+    @field_validator("tls_key")
+    @classmethod
+    def _has_its_certificate(cls, value: Path | None, others: ValidationInfo) -> Path | None:
+        if "tls_cert" in others.data and (value is None) is not (others.data["tls_cert"] is None):
+            missing = "FOREMAN_TLS_KEY" if value is None else "FOREMAN_TLS_CERT"
+            raise ValueError(f"HTTPS needs both the certificate and its key; {missing} is not set")
+        return value
+
     @field_validator("artifacts_url")
     @classmethod
     def _is_artifact_place(cls, value: str | None) -> str | None:
@@ -157,10 +202,17 @@ class Settings(BaseModel):
 
     @field_validator("auth")
     @classmethod
-    def _is_built(cls, value: str) -> str:
-        # Better refused than believed to be on.
-        if value == "on":
-            raise ValueError("API keys are not built yet; leave it off and serve this machine only")
+    def _is_safe(cls, value: str | None, others: ValidationInfo) -> str | None:
+        if "host" not in others.data:
+            return value
+        if value is None:
+            is_development = others.data.get("database_url", "") is None and is_loopback(others.data["host"])
+            return "off" if is_development else "on"
+        if value == "off" and not is_loopback(others.data["host"]):
+            raise ValueError(
+                "off is for this machine only, and others can reach the address in FOREMAN_HOST: leave it on "
+                "(the first key is printed at the start), or listen on 127.0.0.1"
+            )
         return value
 
     @field_validator("allowed_hosts")
@@ -176,21 +228,9 @@ class Settings(BaseModel):
     def _are_origins(cls, value: str) -> str:
         for origin in listed(value):
             if origin in {"*", "null"}:
-                raise ValueError(
-                    "must name the origins: without authentication, any web page could drive this server"
-                )
+                raise ValueError("must name the origins: any other web page could try to drive this server")
             if not re.fullmatch(r"[a-z][a-z0-9+.\-]*://[^/,\s]+", origin):
                 raise ValueError("must be origins like https://chat.example, separated by commas")
-        return value
-
-    @field_validator("host")
-    @classmethod
-    def _is_loopback(cls, value: str) -> str:
-        # There are no API keys yet, so nobody but this machine may reach us.
-        if not is_loopback(value):
-            raise ValueError(
-                "must be a loopback address (127.0.0.1, ::1 or localhost) while there is no authentication"
-            )
         return value
 
 

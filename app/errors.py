@@ -26,6 +26,7 @@
 Raised anywhere, rendered in one place (app/api/problems.py) as RFC 9457 problem documents.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
@@ -38,10 +39,18 @@ class ForemanError(Exception):
     # The rest of the request is not going to be read: the connection ends with the answer.
     closes: ClassVar[bool] = False
 
-    def __init__(self, detail: str = "", *, retry_after: float | None = None, **extra: Any) -> None:
+    def __init__(
+        self,
+        detail: str = "",
+        *,
+        retry_after: float | None = None,
+        headers: Mapping[str, str] | None = None,
+        **extra: Any,
+    ) -> None:
         super().__init__(detail or self.title)
         self.detail = detail or self.title
         self.retry_after = retry_after
+        self.headers = headers
         self.extra = extra
 
 
@@ -59,6 +68,12 @@ class IdempotencyMismatch(InvalidRequest):
 
 class Unauthorized(ForemanError):
     status, code, title = 401, "unauthorized", "A valid API key is needed"
+    closes = True
+
+    def __init__(self, detail: str = "", *, problem: str | None = None) -> None:
+        """`problem` is what is wrong with the key that was sent, in a word of RFC 6750."""
+        challenge = 'Bearer realm="foreman"' + (f', error="{problem}"' if problem else "")
+        super().__init__(detail, headers={"www-authenticate": challenge})
 
 
 class Forbidden(ForemanError):

@@ -28,7 +28,11 @@ from app.events.shared_feed import SharedFeed
 from app.executors.echo import EchoExecutor
 from app.executors.http import HttpExecutor
 from app.executors.noop import NoopExecutor
-from app.jobs.lanes import DEFAULT_TENANT, LLM_KINDS
+from app.identity.authenticator import Authenticator
+from app.identity.job_limits import JobLimits
+from app.identity.limits import usual_limits
+from app.jobs.lanes import LLM_KINDS, kind_of
+from app.jobs.tenants import DEFAULT_TENANT
 from app.loops.housekeeping import Housekeeping
 from app.loops.parts import Parts, Resource
 from app.store.database import Database
@@ -58,6 +62,7 @@ class Foreman:
             settings.database_url,
             pooled=settings.listen_database_url is not None or settings.listen == "off",
             size=settings.database_connections,
+            fences=settings.row_security == "on",
         )
         listen_url = settings.listen_database_url or settings.database_url
         self.hub = Hub(self.database, listen_url if settings.listen == "on" else None, settings.poll_seconds)
@@ -101,6 +106,9 @@ class Foreman:
                     version=__version__,
                 )
             )
+        self.authenticator = (
+            Authenticator(self.database, usual_limits(settings)) if settings.auth == "on" else None
+        )
         remote_claims = RemoteClaims(self.hub, self.queues.claims, self.settler, settings)
         self.services = Services(
             settings,
@@ -120,11 +128,14 @@ class Foreman:
             self.queues,
             self.targets,
             Claimers(self.database),
+            JobLimits(self.database),
+            self.authenticator,
         )
         self._serving = Parts(
             [
                 Resource(self.database.close, open=self.database.open),
                 self.hub,
+                *([self.authenticator] if self.authenticator else []),
                 *self.queues.parts,
                 self.sweeper,
                 self.targets,
@@ -149,12 +160,12 @@ class Foreman:
 
     def _make_worker(self) -> Worker:
         pools = [
-            Pool("noop", NoopExecutor(), NOOP_SLOTS, lambda lane: lane == "noop"),
+            Pool("noop", NoopExecutor(), NOOP_SLOTS, lambda lane: kind_of(lane) == "noop"),
             Pool(
                 "http",
                 HttpExecutor(self.http_client),
                 self.settings.worker_slots,
-                lambda lane: lane == "http",
+                lambda lane: kind_of(lane) == "http",
             ),
             Pool("echo", EchoExecutor(), ECHO_SLOTS, self._echo_accepts, live=True),
         ]

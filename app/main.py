@@ -18,6 +18,7 @@ from app.api import (
     feed,
     health,
     jobs,
+    keys,
     queues,
     schedules,
     stream,
@@ -52,6 +53,7 @@ ROUTES = [
     *bulk.routes,
     *schedules.routes,
     *targets.routes,
+    *keys.routes,
     # The surface of a dialect stands in the module of its name.
     *(route for name in DIALECTS for route in import_module(f"app.api.{name}").routes),
     *health.routes,
@@ -98,6 +100,7 @@ def create_app(settings: Settings) -> Edge:
     return Edge(
         app,
         Guard(listed(settings.allowed_hosts), listed(settings.cors_origins)),
+        foreman.authenticator,
         max_body_bytes=settings.max_body_bytes,
         max_artifact_bytes=settings.max_artifact_bytes,
         max_bytes_in_flight=settings.max_bytes_in_flight,

@@ -1,12 +1,13 @@
 """Logs and metrics. Payloads, results, secrets and tokens never get in here."""
 
 import logging
+import re
 import sys
 from bisect import bisect_left
 from collections import Counter as Counted
 from collections.abc import Sequence
-from functools import partial
-from typing import TextIO
+from functools import lru_cache, partial
+from typing import Any, TextIO
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
@@ -25,6 +26,14 @@ REQUESTS = Histogram(
 )
 # What the metrics call the route of a request that none was found for.
 NO_ROUTE = "unmatched"
+LIMITED = Counter(
+    "foreman_key_limits_met", "Requests refused because their key had enough, by limit.", ["of"]
+)
+UNAUTHENTICATED = Counter(
+    "foreman_requests_unauthenticated",
+    "Requests refused for want of a valid API key, by what was wrong.",
+    ["why"],
+)
 BODY_BYTES = Gauge("foreman_request_body_bytes", "Bytes of request bodies that this process holds now.")
 
 SETTLEMENTS = Counter(
@@ -95,12 +104,91 @@ def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
         histogram._buckets[bucket].inc(number)
 
 
+# -- what a log line must not say --------------------------------------------------------------------------
+
+HIDDEN = "[hidden]"
+_NAMES = "secret|token|passw(?:or)?d|passphrase|authorization|api[_-]?key|cookie|signature|credential"
+_SECRET_NAME = re.compile(_NAMES, re.IGNORECASE)
+# Each has what is kept of it, and then what is not: as in a dictionary, a struct or a call; as a header on
+# the wire, or a part of one; in the query of a URL, and before its host; our own, wherever they stand; and
+# what the database's driver could not send. No part of it may run on without an end: texts of other people
+# come by here.
+_SECRETS = re.compile(
+    rf"""
+      ((?:{_NAMES})\w{{0,20}}["']?\s{{0,3}}[:=]\s{{0,3}}b?["'])[^"'\n]+
+    | (\bauthorization:\s{{0,3}})[^\s"'][^"'\n]*
+    | (\b(?:bearer|basic)[ ]{{1,3}})[^\s"'<>)]+
+    | ([?&;][^\s=&?\#]{{0,40}}?(?:{_NAMES}|key|sig|auth|code)[^\s=&?\#]{{0,40}}=)[^\s"'&\#<>]+
+    | (://)[^\s/?\#"'<>]{{1,500}}(?=@)
+    | (\b(?:fmn_|whsec_))[\w+/=-]+
+    | (\bquery[ ]argument[ ]\$\d{{1,5}}[^:\n]{{0,60}}:[ ])[^\n]+
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+# One of these is in every text that the pattern can find something in; most texts are names and ids.
+_MARKS = (":", "=", " ", "fmn_", "whsec_")
+# PostgreSQL repeats the row that it would not take, over as many lines as its texts have: to the end of the
+# error, or of what a `repr` made of it.
+_DETAIL = "DETAIL:  "
+_DETAILS = re.compile(
+    rf"({_DETAIL}).*?(?=^[ |+]*\n[ |+]*(?:The above|During handling)|\Z)", re.MULTILINE | re.DOTALL
+)
+_DEEPEST = 6
+# Ours, in every line.
+_PLAIN = frozenset({"level", "timestamp"})
+
+
+def hide_secrets(
+    _logger: object, _method: str, event: structlog.types.EventDict
+) -> structlog.types.EventDict:
+    """The last to see a line before it is written: nobody has to think of it where a line is made."""
+    for name, value in event.items():
+        if name not in _PLAIN:
+            event[name] = _shown(name, value)
+    return event
+
+
+def without_secrets(text: str) -> str:
+    """A text as it may be logged: what looks like a secret is left out of it."""
+    if not any(mark in text for mark in _MARKS):
+        return text
+    if _DETAIL in text:
+        text = _DETAILS.sub(rf"\g<1>{HIDDEN}\n", text)
+    return _SECRETS.sub(lambda found: f"{found[found.lastindex or 0]}{HIDDEN}", text)
+
+
+def _shown(name: str, value: Any, depth: int = 0) -> Any:
+    if value is None or isinstance(value, (int, float)):
+        return value
+    if _is_secret(name):
+        return HIDDEN
+    match value:
+        case str():
+            return without_secrets(value)
+        case bytes() | bytearray() | memoryview():
+            return f"<{len(value)} bytes>"
+        case dict() if depth < _DEEPEST:
+            return {key: _shown(str(key), each, depth + 1) for key, each in value.items()}
+        case list() | tuple() | set() | frozenset() if depth < _DEEPEST:
+            return [_shown("", each, depth + 1) for each in value]
+    # As the renderer would have it.
+    return without_secrets(repr(value))
+
+
+@lru_cache(maxsize=1024)
+def _is_secret(name: str) -> bool:
+    return _SECRET_NAME.search(name) is not None
+
+
 def configure_logging(level: str, style: str, stream: TextIO | None = None) -> None:
     """JSON lines, or coloured ones for a person at a terminal."""
     stream = stream or sys.stderr
     for_people = style == "console" or (style == "auto" and stream.isatty())
     renderer: structlog.types.Processor = (
-        structlog.dev.ConsoleRenderer(colors=stream.isatty())
+        # Not rich's traces: they show the values of variables.
+        structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
         if for_people
         else structlog.processors.JSONRenderer()
     )
@@ -110,6 +198,7 @@ def configure_logging(level: str, style: str, stream: TextIO | None = None) -> N
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            hide_secrets,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),

@@ -4,6 +4,7 @@ import asyncio
 import functools
 import http.client
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -11,8 +12,10 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import asyncpg
+import httpx
 import httpx._transports.default as httpx_transport
 import hypothesis
 import pytest
@@ -143,6 +146,8 @@ class Server:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREMAN_")}
         environment |= {
             "FOREMAN_DATABASE_URL": self.database_url,
+            # What needs keys says so.
+            "FOREMAN_AUTH": "off",
             "FOREMAN_PORT": str(self.port),
             **self.environment,
         }
@@ -171,6 +176,29 @@ class Server:
             return False
         finally:
             connection.close()
+
+    @property
+    def admin_key(self) -> str:
+        """The first key, as it was printed. Of a server that needs keys: make_server(FOREMAN_AUTH="on")."""
+        printed = re.search(r"FOREMAN_API_KEY=(fmn_\w{36})\n", self.log())
+        assert printed is not None, self.log()
+        return printed[1]
+
+    def client(self, key: str | None = None) -> httpx.Client:
+        """Whoever has this key; the first one if none is named."""
+        bearer = {"Authorization": f"Bearer {self.admin_key if key is None else key}"}
+        return httpx.Client(base_url=self.url, headers=bearer if key != "" else {}, timeout=60)
+
+    def key(self, tenant: str = "default", *scopes: str, **more: Any) -> str:
+        """A new key, by the first one."""
+        return self.key_by(self.admin_key, tenant, *scopes, **more)
+
+    def key_by(self, admin_key: str, tenant: str, *scopes: str, **more: Any) -> str:
+        body = {"name": "test", "tenant": tenant, **({"scopes": scopes} if scopes else {}), **more}
+        with self.client(admin_key) as admin:
+            made = admin.post("/keys", json=body)
+        assert made.status_code == 201, made.text
+        return str(made.json()["key"])
 
     def kill(self) -> None:
         """kill -9."""

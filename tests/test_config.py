@@ -89,10 +89,8 @@ def test_an_unknown_setting_is_named_with_the_nearest_one(given: str, nearest: s
         ("FOREMAN_MAX_BODY_BYTES", "16MB"),
         ("FOREMAN_DATABASE_URL", "mysql://x"),
         ("FOREMAN_LOG_LEVEL", "loud"),
-        ("FOREMAN_HOST", "0.0.0.0"),
-        ("FOREMAN_HOST", "::"),
-        ("FOREMAN_HOST", "192.168.1.5"),
-        ("FOREMAN_HOST", "example.org"),
+        ("FOREMAN_AUTH", "maybe"),
+        ("FOREMAN_KEY_REQUESTS_PER_SECOND", "-1"),
         ("FOREMAN_CORS_ORIGINS", "*"),
         ("FOREMAN_CORS_ORIGINS", "https://chat.example, null"),
         ("FOREMAN_CORS_ORIGINS", "chat.example"),
@@ -238,10 +236,10 @@ def foreman(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
 
 
 def test_a_wrong_setting_ends_the_server_with_2_and_one_line_each() -> None:
-    ended = foreman("serve", FOREMAN_PROT="1", FOREMAN_HOST="0.0.0.0")
+    ended = foreman("serve", FOREMAN_PROT="1", FOREMAN_HOST="0.0.0.0", FOREMAN_AUTH="off")
     assert ended.returncode == 2
     assert "FOREMAN_PROT is not a setting; did you mean FOREMAN_PORT?" in ended.stderr
-    assert "FOREMAN_HOST: must be a loopback address" in ended.stderr
+    assert "FOREMAN_AUTH: off is for this machine only" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert all(line.startswith("foreman: ") for line in ended.stderr.splitlines())
 
@@ -282,3 +280,23 @@ def test_every_setting_is_documented_with_its_default_and_no_other_is() -> None:
         said = rows[f"{PREFIX}{name.upper()}"].strip()
         expected = "" if field.default in {None, ""} else f"`{field.default}`"
         assert said == expected, name
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "[::1]", "localhost", "127.8.8.8"])
+def test_the_embedded_development_mode_on_loopback_needs_no_key(host: str) -> None:
+    assert load_settings({"FOREMAN_HOST": host}).auth == "off"
+    assert load_settings({"FOREMAN_HOST": host, "FOREMAN_AUTH": "on"}).auth == "on"
+    with_database = {"FOREMAN_HOST": host, "FOREMAN_DATABASE_URL": "postgresql://x/"}
+    assert load_settings(with_database).auth == "on", "it is no development mode"
+    assert load_settings(with_database | {"FOREMAN_AUTH": "off"}).auth == "off"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
+@pytest.mark.parametrize("url", ["", "postgresql://x/"])
+def test_what_others_can_reach_needs_a_key_always(host: str, url: str) -> None:
+    environment = {"FOREMAN_HOST": host, "FOREMAN_DATABASE_URL": url}
+    assert load_settings(environment).auth == "on"
+    with pytest.raises(
+        SettingsError, match=r"FOREMAN_AUTH: off is for this machine only.*listen on 127\.0\.0\.1"
+    ):
+        load_settings(environment | {"FOREMAN_AUTH": "off"})

@@ -1,9 +1,19 @@
-"""What is counted at once is counted as if one by one."""
+"""What is counted at once is counted as if one by one; and no secret gets into a log line."""
 
+import io
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pytest
+import structlog
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.exposition import generate_latest
 
-from app.telemetry import observe_all
+from app.store.database import Database
+from app.store.outage import words_of
+from app.telemetry import configure_logging, observe_all, without_secrets
 
 BUCKETS = (0.001, 0.5, 1, 30)
 
@@ -22,3 +32,132 @@ def test_many_observations_at_once_are_as_many_one_by_one() -> None:
         said.append(generate_latest(registry))
     assert said[0] == said[1]
     assert b"seconds_count" in said[0]
+
+
+# -- what a log line must not say --------------------------------------------------------------------------
+
+KEY = "fmn_0123456789abcdefghijABCDEFGHIJ012345"
+WEBHOOK = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+
+@contextmanager
+def logging_to(style: str = "json") -> Iterator[io.StringIO]:
+    """The logs of a server, as they are written; what was configured before is so afterwards."""
+    root = logging.getLogger()
+    before, handlers, level = structlog.get_config(), root.handlers[:], root.level
+    stream = io.StringIO()
+    try:
+        configure_logging("debug", style, stream)
+        yield stream
+    finally:
+        structlog.configure(**before)
+        root.handlers[:] = handlers
+        root.setLevel(level)
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_a_value_that_is_called_a_secret_is_not_logged(style: str) -> None:
+    with logging_to(style) as stream:
+        structlog.get_logger().warning(
+            "x",
+            webhook_secret="geheim-1",
+            token="geheim-2",
+            headers={"Authorization": "geheim-3", "x-api-key": "geheim-4", "accept": "text/html"},
+            nested=[{"db_password": "geheim-5"}, ("a", {"cookie": ["geheim-6"]})],
+            sealed=b"\x01geheim-7",
+            prompt_tokens=17,
+        )
+    assert "geheim" not in stream.getvalue()
+    assert "text/html" in stream.getvalue()
+    assert "17" in stream.getvalue()
+    assert "<9 bytes>" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"the key {KEY} was refused", "the key fmn_[hidden] was refused"),
+        (f"signed with {WEBHOOK}, {WEBHOOK}", "signed with whsec_[hidden], whsec_[hidden]"),
+        ("Authorization: Bearer geheim", "Authorization: [hidden]"),
+        ("said Bearer geheim.geheim to it", "said Bearer [hidden] to it"),
+        ("{'authorization': 'Basic Z2VoZWlt eA=='}", "{'authorization': '[hidden]'}"),
+        ('{"webhook_secret": "geheim"}', '{"webhook_secret": "[hidden]"}'),
+        ("Target(token='ge heim', slots=4)", "Target(token='[hidden]', slots=4)"),
+        ("postgresql://me:geheim@db:5432/x?a=b", "postgresql://[hidden]@db:5432/x?a=b"),
+        ("http://a:ge@heim@host/", "http://[hidden]@host/"),
+        (
+            "GET https://x/wake?a=1&access_token=geheim&b=2",
+            "GET https://x/wake?a=1&access_token=[hidden]&b=2",
+        ),
+        ("https://x/?apikey=geheim", "https://x/?apikey=[hidden]"),
+        ("no token here: 5 of 7 tokens are used", "no token here: 5 of 7 tokens are used"),
+        ("https://x/jobs?limit=1&state=done", "https://x/jobs?limit=1&state=done"),
+        ("job_01J0ABC", "job_01J0ABC"),
+    ],
+)
+def test_a_secret_within_a_text_is_not_logged(text: str, shown: str) -> None:
+    assert without_secrets(text) == shown
+
+
+def test_texts_of_other_people_do_not_keep_it_busy() -> None:
+    """Ten times as long takes some ten times as long; if it went by the square, this would not end."""
+    for each in ("a", "?token", "://a", "token", "?a", "authorization:", "token='", "bearer "):
+        without_secrets(each * (1_000_000 // len(each)))
+
+
+@dataclass
+class Config:
+    name: str
+    token: str
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+@pytest.mark.parametrize("logger", ["uvicorn.error", "asyncio", "some.library"])
+def test_what_libraries_log_goes_the_same_way(logger: str, style: str) -> None:
+    with logging_to(style) as stream:
+        library = logging.getLogger(logger)
+        try:
+            # Not as words of this very line, which the trace shows.
+            hidden = "ge" + "heim"
+            local = f"{hidden} {WEBHOOK}"
+            raise ValueError(f"{Config('x', hidden)} cannot use {KEY} at http://u:{hidden}@h/")
+        except ValueError as problem:
+            library.exception("Exception in ASGI application %s", {"authorization": local})
+            structlog.get_logger().error("x", config=Config("x", hidden), problem=problem)
+    said = stream.getvalue()
+    assert said.count("Traceback") == 1
+    assert "cannot use fmn_[hidden]" in said
+    assert "geheim" not in said
+    assert KEY not in said
+    assert WEBHOOK not in said
+
+
+async def test_the_row_that_the_database_would_not_take_is_not_logged(database: Database) -> None:
+    secret = "line one\nHINT:  of geheim\n\nline geheim three"
+    with logging_to() as stream:
+        try:
+            try:
+                await database.execute(
+                    "INSERT INTO jobs (id, tenant, queue, lane, kind, state, payload, history) "
+                    "VALUES ('x', 'default', 'q', 'l', 'k', 'no such state', $1, '')",
+                    secret,
+                )
+            except Exception as problem:
+                raise RuntimeError("it did not work") from problem
+        except RuntimeError as problem:
+            structlog.get_logger().exception("x", beneath=problem.__cause__, said=str(problem.__cause__))
+    said = stream.getvalue()
+    assert said.count("jobs_state_is_known") == 3
+    assert "it did not work" in said
+    assert "geheim" not in said
+    assert "line one" not in said
+
+
+async def test_a_value_that_cannot_be_sent_to_the_database_is_not_logged(database: Database) -> None:
+    with logging_to() as stream:
+        try:
+            await database.execute("UPDATE targets SET token = $1", "geheim")
+        except Exception as problem:
+            structlog.get_logger().exception("x", problem=words_of(problem))
+    assert stream.getvalue().count("query argument $1") == 2
+    assert "geheim'" not in stream.getvalue()

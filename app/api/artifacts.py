@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Annotated
 
-from fastapi import Header, Query
+from fastapi import Header
 from pydantic import AfterValidator
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,11 +17,20 @@ from starlette.types import Scope as ASGIScope
 from app.api.job_documents import Artifact
 from app.api.job_parameters import JobIdInPath
 from app.api.jobs import existing_job
-from app.api.parameters import NameInPath, Server, Tenant
+from app.api.parameters import Caller, NameInPath, Server, Tenant
 from app.api.problems import problem_response
-from app.api.routes import ETAG, Answer, AnswerHeader, Content, Reply, Routes, Scope
+from app.api.routes import ETAG, Answer, AnswerHeader, Content, Reply, Routes
 from app.api.services import Services
-from app.errors import ForemanError, InvalidRequest, LeaseLost, NotFound, RangeNotSatisfiable, Unavailable
+from app.errors import (
+    ForemanError,
+    InvalidRequest,
+    LeaseLost,
+    NotFound,
+    RangeNotSatisfiable,
+    RateLimited,
+    Unavailable,
+)
+from app.identity.scopes import Scope
 from app.jobs.artifacts import COMPLETION, INLINE_LIMIT, RESULT, artifact, completion, completion_type
 from app.jobs.submission import invalid, is_name
 from app.store import artifacts as store
@@ -73,23 +82,18 @@ def _content_type(given: str) -> str:
 async def put(
     request: Request,
     server: Server,
-    tenant: Tenant,
+    caller: Caller,
     job_id: JobIdInPath,
     name: Annotated[NameInPath, AfterValidator(_name)],
+    # Not in the query as well: what stands in a URL is written down by every proxy.
+    given: Annotated[str, Header(alias="X-Foreman-Lease-Token", description="The lease token of the claim.")],
     # Said by the body's description already.
     content_type: Annotated[
         str, AfterValidator(_content_type), Header(include_in_schema=False)
     ] = DEFAULT_TYPE,
-    token_in_header: Annotated[
-        str | None, Header(alias="X-Foreman-Lease-Token", description="The lease token of the claim.")
-    ] = None,
-    token_in_query: Annotated[
-        str | None,
-        Query(alias="lease_token", description="The same, for clients that cannot set headers."),
-    ] = None,
 ) -> Answer[Artifact]:
-    token = _lease_token(token_in_header or token_in_query)
-    held = await store.holds_lease(server.database, job_id, tenant, token)
+    token = caller.lease_token(job_id, _lease_token(given))
+    held = await store.holds_lease(server.database, job_id, caller.tenant, token)
     if held is None:
         raise NotFound("There is no such job.")
     if not held:
@@ -102,9 +106,9 @@ async def put(
     return Answer(document, 201 if changes.answers[0] else 200, {"etag": taken.etag})
 
 
-def _lease_token(given: str | None) -> str:
+def _lease_token(given: str) -> str:
     if not given:
-        raise invalid("lease_token", "is required, as X-Foreman-Lease-Token or in the query")
+        raise invalid("X-Foreman-Lease-Token", "must not be empty")
     if "\0" in given:
         raise LeaseLost()
     return given
@@ -185,11 +189,14 @@ def _as_text(data: bytes, content_type: str) -> str | None:
 
 
 async def _make_visible(services: Services, taken: NewArtifact, token: str) -> Changes[bool]:
-    changes = await store.put(services.database, taken, token)
-    if not changes.answers:
+    try:
+        changes = await store.put(services.database, taken, token, services.settings.max_artifacts)
+        if not changes.answers:
+            raise LeaseLost("The lease was lost while the artifact was being uploaded.")
+    except (LeaseLost, RateLimited):
         if taken.location is not None:
             await store.abandon_upload(services.database, taken.location)
-        raise LeaseLost("The lease was lost while the artifact was being uploaded.")
+        raise
     return changes
 
 
@@ -244,8 +251,6 @@ async def get(
         "accept-ranges": "bytes",
         "content-type": found.content_type,
         # What a worker wrote is not ours: never run as a page of this server.
-        "content-security-policy": "sandbox; default-src 'none'",
-        "x-content-type-options": "nosniff",
         "cache-control": "private, no-cache",
     }
     if found.etag in _etags(if_none_match or ""):

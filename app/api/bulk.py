@@ -20,9 +20,10 @@ from app.api.operator_documents import (
     JobFilter,
 )
 from app.api.parameters import JsonBody, Server, Tenant
-from app.api.routes import LOCATION, Answer, AnswerHeader, AnyOf, Reply, Routes, Scope
+from app.api.routes import LOCATION, Answer, AnswerHeader, AnyOf, Reply, Routes
 from app.api.services import Services
 from app.errors import InvalidTransition, NotFound
+from app.identity.scopes import Scope
 from app.jobs.ids import is_id
 from app.jobs.states import State
 from app.jobs.submission import invalid

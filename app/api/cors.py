@@ -5,6 +5,18 @@ from starlette.types import ASGIApp
 
 from app.config import listed
 
+# What a page may read of an answer beside its body.
+EXPOSED = [
+    "ETag",
+    "Location",
+    "RateLimit",
+    "RateLimit-Policy",
+    "Retry-After",
+    "WWW-Authenticate",
+    "X-Foreman-Job-Id",
+    "X-Request-Id",
+]
+
 
 def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
     allowed = listed(origins)
@@ -15,6 +27,6 @@ def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
         allow_origins=allowed,
         allow_methods=["*"],
         allow_headers=["*"],
-        expose_headers=["X-Foreman-Job-Id", "X-Request-Id", "Location", "ETag", "Retry-After"],
+        expose_headers=EXPOSED,
         max_age=600,
     )

@@ -13,7 +13,8 @@ from app.api.job_parameters import DEFAULT_LIMIT, JobFilter, JobIdInPath, Limit,
 from app.api.jobs import moved_document, page_of
 from app.api.operator_documents import BulkCount, BulkOperation
 from app.api.parameters import JsonBody, Server, Tenant
-from app.api.routes import LINK, Answer, Reply, Routes, Scope
+from app.api.routes import LINK, Answer, Reply, Routes
+from app.identity.scopes import Scope
 from app.jobs.shapes import decode
 from app.jobs.states import State
 from app.jobs.submission import invalid

@@ -3,7 +3,7 @@
 A body is bounded while it is read: by itself, and together with all the others.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 import msgspec
@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive
 
 from app.errors import InvalidRequest, Overloaded, PayloadTooLarge
+from app.identity.limits import InFlight
 from app.loops.off_loop import off_loop
 
 Given = ParamSpec("Given")
@@ -28,23 +29,13 @@ encode = msgspec.json.Encoder().encode
 Endpoint = Callable[[Request], Awaitable[ASGIApp]]
 
 
-class InFlight:
-    """Bytes of bodies that are held now, over all connections of this process."""
-
-    __slots__ = ("held", "limit")
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = 0
-
-
 class Body:
     """Counts a body while it is read, so that nothing beyond the limits is ever buffered."""
 
     __slots__ = ("_held", "_in_flight", "_limit", "_receive", "_room")
 
-    def __init__(self, receive: Receive, limit: int, in_flight: InFlight | None) -> None:
-        """`in_flight` is for bodies that are kept until the request is answered."""
+    def __init__(self, receive: Receive, limit: int, in_flight: Sequence[InFlight]) -> None:
+        """`in_flight` is for bodies that are kept until the request is answered: where they count."""
         self._receive = receive
         self._limit = self._room = limit
         self._in_flight = in_flight
@@ -63,10 +54,10 @@ class Body:
             if self._room < 0:
                 raise self._too_large()
             # What has come, not what was announced: announcing costs nothing and would keep others out.
-            if self._in_flight is not None:
-                self._held += size
-                self._in_flight.held += size
-                if self._in_flight.held > self._in_flight.limit and self._held > SMALL_BYTES:
+            self._held += size
+            for each in self._in_flight:
+                each.held += size
+                if each.is_full and self._held > SMALL_BYTES:
                     raise Overloaded(
                         "Too many large requests at the same time; try again shortly.",
                         retry_after=RETRY_SECONDS,
@@ -75,9 +66,9 @@ class Body:
 
     def release(self) -> None:
         """It is not held any more; harmless when said twice."""
-        if self._in_flight is not None:
-            self._in_flight.held -= self._held
-            self._held = 0
+        for each in self._in_flight:
+            each.held -= self._held
+        self._held = 0
 
     def _too_large(self) -> PayloadTooLarge:
         return PayloadTooLarge(f"The body may have at most {self._limit} bytes.")

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from app.api.job_documents import Problem
-from app.api.routes import AnyOf, Content, Errors, Reply, Route
+from app.api.routes import Access, AnyOf, Content, Errors, Reply, Route
 
 Json = dict[str, Any]
 
@@ -31,6 +31,8 @@ PROBLEMS = Errors(
         503: "Not available right now",
     },
 )
+# What the document calls the way in which a key is sent.
+KEY = "key"
 _REF = "#/components/schemas/{name}"
 # A body of bytes, whatever they mean; msgspec would describe them as base64.
 _BINARY: Json = {"type": "string", "format": "binary"}
@@ -47,11 +49,21 @@ def describe(document: Json, routes: Iterable[Route], also: Sequence[Any] = ()) 
         if route.request is not None:
             operation["requestBody"] = _request(route.request, shapes)
         operation["responses"] = _responses(route, route.error_style or PROBLEMS, shapes)
+        _secure(operation, route)
     # The shapes of FastAPI's own refusals, which are never sent here.
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
+    components = document.setdefault("components", {})
+    components["securitySchemes"] = {KEY: {"type": "http", "scheme": "bearer", "bearerFormat": "fmn_…"}}
+    schemas = components.setdefault("schemas", {})
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     schemas.update(shapes.components)
+
+
+def _secure(operation: Json, route: Route) -> None:
+    """Which key it takes. OpenAPI lets a bearer's scopes be named since 3.1."""
+    operation["security"] = (
+        [] if route.scope is Access.OPEN else [{KEY: [route.needs] if route.needs else []}]
+    )
 
 
 class _Shapes:

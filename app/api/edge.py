@@ -1,5 +1,8 @@
-"""The outermost room of the HTTP surface, as pure ASGI: who may come in, how large,
+"""The outermost room of the HTTP surface, as pure ASGI: who may come in, how often and how large,
 request ids, time, the last catch.
+
+A caller is recognised here before anything is done for the request; what a caller may do is asked where its
+route is known: here for hot routes and streams, in app/api/mount.py for all the others.
 
 Pure ASGI on purpose: it sees a client's disconnect, streams pass through it untouched, and it costs
 microseconds.
@@ -7,11 +10,12 @@ microseconds.
 
 import asyncio
 import itertools
+import random
 import re
 import secrets
 import time
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -21,21 +25,40 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import Message, Receive, Scope, Send
 
-from app.api.direct import SMALL_BYTES, Body, Endpoint, InFlight
+from app.api.direct import SMALL_BYTES, Body, Endpoint
 from app.api.guard import Guard, check_host
 from app.api.problems import error_response
-from app.api.routes import Route
-from app.errors import ForemanError
-from app.jobs.lanes import DEFAULT_TENANT
+from app.api.routes import Access, Route
+from app.errors import ForemanError, RateLimited
+from app.identity.account import EVERYBODY, NOBODY, Account
+from app.identity.authenticator import Authenticator
+from app.identity.limits import InFlight, RequestRate
 from app.telemetry import BODY_BYTES, NO_ROUTE, REQUESTS, observe_all
 
 log = structlog.get_logger()
 
 BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})
+# At most so long a refusal for asking too often is held back: who asks again at once shall not keep us busy.
+REFUSED_SECONDS = 1.0
+
+
+def refused_seconds() -> float:
+    """Not all at the same moment: those who were refused together would come back together."""
+    return REFUSED_SECONDS * random.uniform(0.5, 1.0)
+
+
+# What the protocol tells of the connection that a request came by, as an extension of ASGI.
+CONNECTION = "foreman.connection"
 # What the metrics call a request whose client left before it was answered.
 HUNG_UP = 499
 # The length of a body that comes in chunks.
 UNKNOWN = -1
+# Nothing that is answered here is a page: a browser that is led to it shows, runs and guesses nothing.
+SECURITY_HEADERS = [
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+]
 ALWAYS_OPEN = frozenset({"/healthz", "/version", "/metrics"})
 # What asks for a stream in the Accept header.
 EVENT_STREAM = b"text/event-stream"
@@ -49,6 +72,17 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _ARTIFACT = re.compile(r"/jobs/[^/]+/artifacts/")
 
 
+class CallersConnection(Protocol):
+    """The connection that requests come by: whose it is, as far as is known."""
+
+    account: Account | None
+
+    def belong_to(self, account: Account) -> None:
+        """Raises RateLimited when that account has too many."""
+
+    def hang_up(self) -> None: ...
+
+
 class Seen(msgspec.Struct, frozen=True, gc=False):
     """What the edge needs to know of a request's headers."""
 
@@ -59,11 +93,12 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
     origin: bytes | None
     site: bytes | None
     request_id: bytes
+    authorization: bytes | None
 
 
 def look_at(headers: Iterable[tuple[bytes, bytes]]) -> Seen:
     """In one pass."""
-    host = origin = site = None
+    host = origin = site = authorization = None
     hosts = length = 0
     streams = False
     request_id = b""
@@ -74,6 +109,9 @@ def look_at(headers: Iterable[tuple[bytes, bytes]]) -> Seen:
         elif name == b"content-length":
             # The protocol has found it sound, and would have refused one beside a transfer-encoding.
             length = int(value)
+        elif name == b"authorization":
+            # Of two, neither is believed.
+            authorization = value if authorization is None else b""
         elif name == b"accept":
             streams = EVENT_STREAM in value
         elif name == b"transfer-encoding":
@@ -85,7 +123,7 @@ def look_at(headers: Iterable[tuple[bytes, bytes]]) -> Seen:
             origin = value if origin is None else b"null"
         elif name == b"sec-fetch-site":
             site = value
-    return Seen(host, hosts, length, streams, origin, site, usable_request_id(request_id))
+    return Seen(host, hosts, length, streams, origin, site, usable_request_id(request_id), authorization)
 
 
 class Edge:
@@ -99,14 +137,17 @@ class Edge:
         self,
         app: FastAPI,
         guard: Guard,
+        authenticator: Authenticator | None,
         *,
         max_body_bytes: int,
         max_artifact_bytes: int,
         max_bytes_in_flight: int,
         routes: Iterable[Route],
     ) -> None:
+        """Without an authenticator everybody is let in whom the guard lets in."""
         self.app = app
         self._guard = guard
+        self._authenticator = authenticator
         self._max_body_bytes = max_body_bytes
         self._max_artifact_bytes = max_artifact_bytes
         self._in_flight = InFlight(max(max_bytes_in_flight, max_body_bytes))
@@ -116,6 +157,12 @@ class Edge:
         self._hot_routes = {
             (route.method, route.path): route for route in routes if route.hot and "{" not in route.path
         }
+        self._open_paths = frozenset(
+            (method, route.path)
+            for route in routes
+            if route.scope is Access.OPEN
+            for method in (route.method, *route.also)
+        )
         self._stream_routes = StreamRoutes(app, [route for route in routes if route.stream])
         # While the server starts: why it is not ready. What is in ALWAYS_OPEN is answered all the same.
         self.not_yet: ForemanError | None = None
@@ -133,26 +180,64 @@ class Edge:
         state["request_id"] = request_id.decode()
         answer = _Answer(send, request_id)
         body: Body | None = None
+        account: Account | None = None
         try:
-            state["tenant"] = self.admit(scope, seen)
+            account = await self._let_in(scope, seen, began)
+            answer.limits = account.rate
             if not 0 <= seen.length <= self.unwatched and scope["method"] not in BODILESS:
-                body = self._watched_body(scope, receive, seen.length)
+                body = self._watched_body(scope, receive, seen.length, account)
                 receive = body.receive
-            await self._respond(scope, receive, answer.send, streams=seen.streams)
+            await self._respond(scope, receive, answer.send, account, streams=seen.streams)
         except Exception as error:
             await self._fail(error, scope, answer)
         finally:
             if body is not None:
                 body.release()
+            if account is not None:
+                account.requests.leave()
             self._observe(scope, answer.status or HUNG_UP, time.perf_counter() - began)
 
-    def admit(self, scope: Scope, seen: Seen) -> str:
-        """Who may come in, and as which tenant. Asked before anything is done for a request, by each way that
-        it can come (the other one is app/server/direct_submissions.py). Raises what refuses it."""
+    async def _let_in(self, scope: Scope, seen: Seen, now: float) -> Account:
+        """Whoever it is has a place among the requests of that account, to be left in the end."""
+        account = self.admit(scope, seen, now)
+        if account is None:
+            if self.not_yet is not None:
+                raise self.not_yet
+            assert self._authenticator is not None  # noqa: S101  # `admit` asked it
+            account = await self._authenticator.identify(seen.authorization)
+        try:
+            self.count_in(account, scope.get("extensions", {}).get(CONNECTION), now)
+            account.requests.take()
+        except RateLimited:
+            await asyncio.sleep(refused_seconds())
+            raise
+        state = scope["state"]
+        state["account"] = account
+        state["tenant"] = account.tenant
+        return account
+
+    def admit(self, scope: Scope, seen: Seen, now: float) -> Account | None:
+        """As whom a request comes in; None where the database has to be asked. Raises what refuses it.
+
+        Asked before anything is done for a request, by each way that it can come (the other one is
+        app/server/direct_submissions.py)."""
         if seen.hosts != 1:
             check_host(seen.hosts, scope)
-        self._guard.check(scope, seen.host, seen.origin, seen.site)
-        return DEFAULT_TENANT
+        if self._authenticator is None:
+            self._guard.check(scope, seen.host, seen.origin, seen.site)
+            return EVERYBODY
+        account = self._authenticator.recall(seen.authorization, now)
+        if account is None and (scope["method"], scope["path"]) in self._open_paths:
+            return NOBODY
+        return account
+
+    @staticmethod
+    def count_in(account: Account, connection: CallersConnection | None, now: float) -> None:
+        """One more request of that account. Raises RateLimited when it is one too many."""
+        if connection is not None and connection.account is not account and account.key_id is not None:
+            connection.belong_to(account)
+        if account.rate is not None:
+            account.rate.take(now)
 
     async def _fail(self, error: Exception, scope: Scope, answer: "_Answer") -> None:
         refusal = failure_response(error, scope["method"], scope["path"], scope["state"]["request_id"])
@@ -163,27 +248,31 @@ class Edge:
             # but then all is said and the connection is as good as before.
             raise error
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send, *, streams: bool) -> None:
+    async def _respond(
+        self, scope: Scope, receive: Receive, send: Send, account: Account, *, streams: bool
+    ) -> None:
         if self.not_yet is not None and scope["path"] not in ALWAYS_OPEN:
             raise self.not_yet
         route = self._hot_routes.get((scope["method"], scope["path"]))
         if route is not None:
             scope["app"] = self.app
             scope["route"] = route
+            account.require(route.needs)
             response = await route.endpoint(Request(scope, receive, send))
             await response(scope, receive, send)
         elif streams and (route := self._stream_routes.find(scope)) is not None:
             scope["route"] = route
+            account.require(route.needs)
             await self._stream_routes.let_in(route.endpoint, scope, receive, send)
         else:
             await self.app(scope, receive, send)
 
-    def _watched_body(self, scope: Scope, receive: Receive, length: int) -> Body:
+    def _watched_body(self, scope: Scope, receive: Receive, length: int, account: Account) -> Body:
         # Only artifacts are streamed through; everything else is held in memory.
         if scope["method"] == "PUT" and _ARTIFACT.match(scope["path"]):
-            body = Body(receive, self._max_artifact_bytes, None)
+            body = Body(receive, self._max_artifact_bytes, ())
         else:
-            body = Body(receive, self._max_body_bytes, self._in_flight)
+            body = Body(receive, self._max_body_bytes, (self._in_flight, account.held))
         body.check(length)
         scope["state"]["body"] = body
         return body
@@ -227,18 +316,23 @@ async def _nothing_more() -> Message:
 class _Answer:
     """Sends an answer on, and knows how far it has come."""
 
-    __slots__ = ("_request_id", "_send", "complete", "status")
+    __slots__ = ("_request_id", "_send", "complete", "limits", "status")
 
     def __init__(self, send: Send, request_id: bytes) -> None:
         self._send = send
         self._request_id = request_id
+        # What is left of it is told with every answer.
+        self.limits: RequestRate | None = None
         self.status = 0
         self.complete = False
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message["headers"], (b"x-request-id", self._request_id)]
+            headers = [*message["headers"], *SECURITY_HEADERS, (b"x-request-id", self._request_id)]
+            if self.limits is not None:
+                headers += self.limits.headers()
+            message["headers"] = headers
             await self._send(message)
         else:
             await self._send(message)

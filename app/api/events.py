@@ -1,5 +1,6 @@
 """The event log of a job over HTTP: read, wait, follow as server-sent events, post."""
 
+import contextlib
 import time
 from dataclasses import replace
 from typing import Annotated
@@ -17,11 +18,12 @@ from app.api.job_documents import EventPage, Posted
 from app.api.job_parameters import JobIdInPath, job_id_of, query_wait, waiting
 from app.api.open_streams import OpenStream, is_stream, open_stream
 from app.api.parameters import JsonBody, Server, Tenant, query_names
-from app.api.routes import Reply, Routes, Scope
-from app.api.services import Services, services_of, tenant_of
+from app.api.routes import Reply, Routes
+from app.api.services import Services, account_of, services_of
 from app.errors import JobTerminal, NotFound, Unavailable
 from app.events.hub import Watch
 from app.events.sse import COMMENT, event_json, page_frames
+from app.identity.scopes import Scope
 from app.jobs.event_types import as_event_type, parse_types
 from app.jobs.states import TERMINAL
 from app.jobs.submission import EVENT_TYPE, invalid
@@ -80,13 +82,15 @@ async def read(request: Request) -> ASGIApp:
     check_query(request, _READ_QUERY)
     types = parse_types(request.query_params.get("types"))
     wait = query_wait(request)
+    account = account_of(request)
     if wants_stream(request):
         after, resumes = stream_cursor(request)
         return EventStream(
-            services, Want(job_id_of(request), after, types), tenant_of(request), resumes=resumes
+            services, Want(job_id_of(request), after, types, tenant=account.tenant), resumes=resumes
         )
-    want = Want(job_id_of(request), parse_after(request), types, PAGE_ROWS, PAGE_BYTES)
-    page = await _wait_for_events(services, want, tenant_of(request), wait)
+    want = Want(job_id_of(request), parse_after(request), types, PAGE_ROWS, PAGE_BYTES, account.tenant)
+    with account.long_polls.place() if wait > 0 else contextlib.nullcontext():
+        page = await _wait_for_events(services, want, wait)
     events = b",".join([event_json(event) for event in page.events])
     return json_response(b'{"events":[%b],"next_after":%d}' % (events, page.next_after))
 
@@ -94,12 +98,12 @@ async def read(request: Request) -> ASGIApp:
 _READ_QUERY = query_names(_of_read)
 
 
-async def _wait_for_events(services: Services, want: Want, tenant: str, seconds: float) -> Page:
+async def _wait_for_events(services: Services, want: Want, seconds: float) -> Page:
     """The next page as soon as there is one, or an empty one when the time is over or nothing can come."""
     ends = time.monotonic() + seconds
     with services.hub.watch(want.job_id) as watch:
         while True:
-            page = visible(await services.hub.log.read(want), want, tenant)
+            page = visible(await services.hub.log.read(want), want)
             left = ends - time.monotonic()
             if page.events or page.state in TERMINAL or left <= 0 or services.hub.closing:
                 return page
@@ -107,8 +111,8 @@ async def _wait_for_events(services: Services, want: Want, tenant: str, seconds:
             await watch.changed(page.seq, left)
 
 
-def visible(page: Page | None, want: Want, tenant: str) -> Page:
-    if page is None or page.tenant != tenant:
+def visible(page: Page | None, want: Want) -> Page:
+    if page is None:
         raise NotFound("There is no such job.")
     if want.after > page.seq:
         raise invalid("after", f"lies beyond the end of the log, which is at {page.seq}")
@@ -118,17 +122,16 @@ def visible(page: Page | None, want: Want, tenant: str) -> Page:
 class EventStream:
     """The log as server-sent events: all of it after the cursor, then live, until the job has ended."""
 
-    def __init__(self, services: Services, want: Want, tenant: str, *, resumes: bool) -> None:
+    def __init__(self, services: Services, want: Want, *, resumes: bool) -> None:
         self._services = services
         self._want = want
-        self._tenant = tenant
         self._resumes = resumes
 
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         is_stream(scope)
         hub, streams = self._services.hub, self._services.streams
-        with streams.place("events"), hub.watch(self._want.job_id) as watch:
-            page = visible(await hub.log.read(self._want), self._want, self._tenant)
+        with streams.place("events", scope), hub.watch(self._want.job_id) as watch:
+            page = visible(await hub.log.read(self._want), self._want)
             if self._resumes and page.state in TERMINAL and page.is_last and not page.events:
                 # The standard's way to tell a browser not to come back.
                 await Response(status_code=204)(scope, receive, send)
@@ -227,8 +230,8 @@ async def post(
     job_id: JobIdInPath,
     given: Annotated[PostedEvent, Depends(JsonBody(PostedEvent))],
 ) -> Posted:
-    page = await server.hub.log.read(Want(job_id, MAX_SEQ, (given.type,)))
-    if page is None or page.tenant != tenant:
+    page = await server.hub.log.read(Want(job_id, MAX_SEQ, (given.type,), tenant=tenant))
+    if page is None:
         raise NotFound("There is no such job.")
     payload = bytes(given.payload)
     appended = await server.event_writer.append(

@@ -15,11 +15,12 @@ from app.api.job_documents import FeedPage
 from app.api.job_parameters import query_wait
 from app.api.open_streams import OpenStream, is_stream, open_stream
 from app.api.parameters import query_names
-from app.api.routes import Reply, Routes, Scope
+from app.api.routes import Reply, Routes
 from app.api.services import Services, services_of, tenant_of
 from app.errors import Unavailable
 from app.events.shared_feed import SharedFeedReader
 from app.events.sse import COMMENT, event_json, frame
+from app.identity.scopes import Scope
 from app.jobs.event_types import parse_types
 from app.jobs.submission import invalid
 from app.store.announcements import FeedEvent, Place
@@ -117,7 +118,7 @@ class FeedStream:
     async def __call__(self, scope: ASGIScope, receive: Receive, send: Send) -> None:
         is_stream(scope)
         alarm = self._reader.alarm
-        with self._services.streams.place("feed"), self._services.hub.any_change(alarm.ring):
+        with self._services.streams.place("feed", scope), self._services.hub.any_change(alarm.ring):
             async with open_stream(receive, send, EVENT_STREAM, alarm.ring) as stream:
                 await self._follow(stream)
 

@@ -8,20 +8,26 @@ from starlette.responses import Response
 from app import __version__
 from app.api.operator_documents import Alive, Ready, Version
 from app.api.parameters import Server
-from app.api.routes import Reply, Routes, Scope
+from app.api.routes import Access, Reply, Routes
 from app.errors import Unavailable
+from app.identity.scopes import Scope
 from app.store.migrate import current_revision
 
 routes = Routes("operators")
+# What a load balancer may ask with.
+HEAD = ("HEAD",)
+
+# Which versions of `foreman-client` go with this server: those that it requires for its own command line.
+CLIENT_VERSIONS = ">=0.1,<0.2"
 
 
-@routes.get("/healthz", Scope.OPEN, "Is the process alive?", "Alive")
+@routes.get("/healthz", Access.OPEN, "Is the process alive?", "Alive", also=HEAD)
 async def healthz() -> Alive:
     """Alive: the process answers, whatever the database does."""
     return Alive("ok")
 
 
-@routes.get("/readyz", Scope.OPEN, "Is it ready to serve?", "Ready", errors=(503,))
+@routes.get("/readyz", Access.OPEN, "Is it ready to serve?", "Ready", errors=(503,), also=HEAD)
 async def readyz(server: Server) -> Ready:
     """Ready: the database is reachable, can be written, and its schema is current."""
     if server.hub.closing:
@@ -37,12 +43,14 @@ async def readyz(server: Server) -> Ready:
     return Ready("ready", revision)
 
 
-@routes.get("/version", Scope.OPEN, "Which version is this?", "The version")
+@routes.get("/version", Access.OPEN, "Which version is this?", "The version", also=HEAD)
 async def version() -> Version:
-    return Version("foreman", __version__)
+    return Version("foreman", __version__, CLIENT_VERSIONS)
 
 
-@routes.get("/metrics", Scope.OPEN, "Prometheus metrics", Reply("Metrics", str, media_type="text/plain"))
+@routes.get(
+    "/metrics", Scope.ADMIN_READ, "Prometheus metrics", Reply("Metrics", str, media_type="text/plain")
+)
 async def metrics(server: Server) -> Response:
     # A database that is away takes only the queues' part from the answer.
     with contextlib.suppress(Unavailable):

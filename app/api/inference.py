@@ -10,12 +10,15 @@ from starlette.responses import Response
 
 from app.api.parameters import NAME_PATTERN
 from app.api.passthrough import answer
-from app.api.routes import JSON, AnswerHeader, Content, Errors, Reply, Routes, Scope
+from app.api.routes import JSON, AnswerHeader, Content, Errors, Reply, Routes
 from app.dialects.protocol import Dialect
 from app.dialects.shapes import Kind
+from app.identity.scopes import Scope
 
 _WORDS = {
     400: "The body or a header is malformed",
+    401: "A valid API key is needed",
+    403: "The key may not do that",
     404: "No target has this model",
     413: "The body is too large",
     429: "Too many",

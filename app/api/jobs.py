@@ -1,5 +1,6 @@
 """/jobs: submit, read, list, cancel, revive, delete."""
 
+import contextlib
 import hashlib
 import time
 from typing import Annotated, Literal, cast
@@ -10,6 +11,7 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
+from app.api import admission
 from app.api.direct import encode, json_response, read_body, release_body
 from app.api.job_documents import Accepted, AcceptedJobs, JobPage, Outcome
 from app.api.job_documents import Job as Document
@@ -29,11 +31,12 @@ from app.api.job_parameters import (
     trace_of,
     waiting,
 )
-from app.api.parameters import JsonBody, Server, Tenant
+from app.api.parameters import Caller, JsonBody, Server, Tenant
 from app.api.render import job_document
-from app.api.routes import ETAG, LINK, LOCATION, Answer, AnswerHeader, AnyOf, Content, Reply, Routes, Scope
-from app.api.services import Services, services_of, tenant_of
+from app.api.routes import ETAG, LINK, LOCATION, Answer, AnswerHeader, AnyOf, Content, Reply, Routes
+from app.api.services import Services, account_of, services_of
 from app.errors import InvalidTransition, NotFound
+from app.identity.scopes import Scope
 from app.jobs.shapes import parse_batch
 from app.jobs.states import TERMINAL, State
 from app.jobs.submission import NO_NUL, JobRequest, NewJob, parse_job, parse_plain_jobs
@@ -97,16 +100,19 @@ def _of_submit(
 async def submit(request: Request) -> Response:
     services = services_of(request)
     body = await read_body(request)
-    tenant = tenant_of(request)
+    account = account_of(request)
+    tenant = account.tenant
     job = await off_loop(len(body), parse_job, body, tenant, services.settings.max_json_depth)
-    receipt = await services.intake.submit(await _submission(request, [job], body, tenant))
+    receipt = await admission.submit(services, account, await _submission(request, [job], body, tenant))
     job_id = receipt.job_ids[0]
     # Whoever waits now waits without it.
     del body, job
     release_body(request)
     seconds = prefer_wait(request)
-    if seconds is not None:
-        finished = await _wait_until_terminal(services, job_id, tenant, seconds)
+    # It is a wish: a caller who has too many of them is answered at once, for the job is there.
+    if seconds is not None and account.long_polls.has_room:
+        with account.long_polls.place():
+            finished = await _wait_until_terminal(services, job_id, tenant, seconds)
         if finished is not None and finished.state in TERMINAL:
             headers = _headers_of(receipt) | {"preference-applied": f"wait={seconds}"}
             return json_response(encode(job_document(finished)), 200, headers)
@@ -158,9 +164,11 @@ def _of_submit_batch(
 async def submit_batch(request: Request) -> Response:
     services = services_of(request)
     body = await read_body(request)
-    tenant = tenant_of(request)
+    account = account_of(request)
+    tenant = account.tenant
     jobs = await off_loop(len(body), _parse_jobs, body, tenant, services.settings.max_json_depth)
-    receipt = await services.intake.submit(await _submission(request, jobs, body, tenant, batch=True))
+    submission = await _submission(request, jobs, body, tenant, batch=True)
+    receipt = await admission.submit(services, account, submission)
     headers = {"idempotency-replayed": "true"} if receipt.replayed else None
     return json_response(_batch_answer(receipt), 202, headers)
 
@@ -226,7 +234,7 @@ def fingerprint(path: str, body: bytes) -> bytes:
 async def get_job(
     request: Request,
     server: Server,
-    tenant: Tenant,
+    caller: Caller,
     job_id: JobIdInPath,
     wait: Annotated[Wait, waiting("the job has ended")] = 0.0,
     # Read from the request, because there may be several.
@@ -235,7 +243,8 @@ async def get_job(
         Header(alias="If-None-Match", description="An ETag; answers 304 when the job has not changed."),
     ] = None,
 ) -> Answer[Document] | Response:
-    job = await _wait_until_terminal(server, job_id, tenant, wait)
+    with caller.long_polls.place() if wait > 0 else contextlib.nullcontext():
+        job = await _wait_until_terminal(server, job_id, caller.tenant, wait)
     if job is None:
         raise NotFound("There is no such job.")
     headers = {"etag": f'"{job.seq}"'}

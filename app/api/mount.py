@@ -10,7 +10,7 @@ from fastapi.params import Query
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.api.direct import encode, json_response
 from app.api.routes import Answer, Route
@@ -48,6 +48,7 @@ class _OrdinaryRoute(APIRoute):
         self.query_names = frozenset(
             each.alias for each in get_flat_params(self.dependant) if isinstance(each.field_info, Query)
         )
+        self.app = _asked_first(route, self.app)
 
     def _endpoint(self, route: Route) -> Callable[..., Any]:
         handle = route.endpoint
@@ -70,10 +71,21 @@ class _DirectRoute(_OrdinaryRoute):
             response = await handle(Request(scope, receive, send))
             await response(scope, receive, send)
 
-        self.app = app
+        self.app = _asked_first(route, app)
 
     def _endpoint(self, route: Route) -> Callable[..., Any]:
         return route.endpoint
+
+
+def _asked_first(route: Route, app: ASGIApp) -> ASGIApp:
+    """Whether the caller may is asked before parameters are looked at or a body is read."""
+    needs = route.needs
+
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"]["account"].require(needs)
+        await app(scope, receive, send)
+
+    return asked
 
 
 def as_response(answered: Any, status: int) -> Response:

@@ -9,12 +9,13 @@ from app.api import surfaces
 from app.api.direct import read_body
 from app.api.inference import OLLAMA_ERRORS, AnyDocument, asks
 from app.api.parameters import Server
-from app.api.routes import Content, Reply, Routes, Scope
+from app.api.routes import Access, Content, Reply, Routes
 from app.api.services import Services
 from app.dialects import DIALECTS
 from app.dialects.framing import parse_frame
 from app.dialects.shapes import Frame, GarbledAnswer
 from app.errors import ForemanError
+from app.identity.scopes import Scope
 from app.loops.off_loop import off_loop
 from app.outbound.errors import OutboundError
 from app.targets.inventory import ECHO_INVENTORY, Inventory, merged_models, model_entry
@@ -40,7 +41,7 @@ asks(routes, DIALECT, "/api/embeddings", "embed", "Embed one prompt, as Ollama u
 
 @routes.get(
     "/",
-    Scope.OPEN,
+    Access.OPEN,
     "What Ollama answers; browsers are led to the dashboard",
     {
         200: Reply("Ollama is running", str, media_type="text/plain"),
@@ -146,7 +147,7 @@ def _known(services: Services, model: str) -> Frame | None:
 
 @routes.get(
     "/api/{rest:path}",
-    Scope.OPEN,
+    Access.ANY_KEY,
     "Nothing else is offered",
     {},
     errors=(404,),

@@ -35,21 +35,22 @@ class OpenStreams:
         self.keep_alive_seconds = keep_alive_seconds
 
     @contextlib.contextmanager
-    def place(self, of: str) -> Iterator[None]:
-        """A place for one; raises RateLimited when all are taken."""
+    def place(self, of: str, scope: Scope) -> Iterator[None]:
+        """A place for one, of this process and of its caller; raises RateLimited when all are taken."""
         if self._open >= self._limit:
             STREAMS_REFUSED.inc()
             raise RateLimited(
                 f"This server already serves {self._limit} streams.", retry_after=RETRY_AFTER_SECONDS
             )
-        self._open += 1
-        gauge = STREAMS.labels(of)
-        gauge.inc()
-        try:
-            yield
-        finally:
-            self._open -= 1
-            gauge.dec()
+        with scope["state"]["account"].streams.place():
+            self._open += 1
+            gauge = STREAMS.labels(of)
+            gauge.inc()
+            try:
+                yield
+            finally:
+                self._open -= 1
+                gauge.dec()
 
     def first_quiet(self) -> float:
         """Streams that began together shall not keep themselves alive in step."""

@@ -10,8 +10,9 @@ from app.api import surfaces
 from app.api.inference import OPENAI_ERRORS, AnyDocument, asks
 from app.api.ollama import inventories
 from app.api.parameters import Server
-from app.api.routes import Reply, Routes, Scope
+from app.api.routes import Access, Reply, Routes
 from app.dialects import DIALECTS
+from app.identity.scopes import Scope
 from app.targets.inventory import merged_models, model_entry
 
 DIALECT = DIALECTS["openai"]
@@ -42,7 +43,7 @@ async def model(server: Server, model: Annotated[str, Path()]) -> AnyDocument | 
 
 @routes.get(
     "/v1/{rest:path}",
-    Scope.OPEN,
+    Access.ANY_KEY,
     "Nothing else is offered",
     {},
     errors=(404,),

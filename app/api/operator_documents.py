@@ -30,6 +30,8 @@ class Ready(msgspec.Struct):
 class Version(msgspec.Struct):
     name: str
     version: str
+    # The versions of `foreman-client` that this server was made for.
+    client: str
 
 
 class Counts(msgspec.Struct, kw_only=True):

@@ -9,8 +9,9 @@ from fastapi.params import Query
 from starlette.requests import Request
 
 from app.api.direct import read_body
-from app.api.services import Services, services_of, tenant_of
+from app.api.services import Services, account_of, services_of, tenant_of
 from app.errors import ForemanError
+from app.identity.account import Account
 from app.jobs.shapes import decode
 from app.jobs.submission import NAME, invalid, is_name
 from app.loops.off_loop import off_loop
@@ -27,6 +28,11 @@ async def _tenant(request: Request) -> str:
     return tenant_of(request)
 
 
+async def _account(request: Request) -> Account:
+    return account_of(request)
+
+
+Caller = Annotated[Account, Depends(_account)]
 Server = Annotated[Services, Depends(_services)]
 Tenant = Annotated[str, Depends(_tenant)]
 

@@ -21,12 +21,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from app.api import surfaces
+from app.api import admission, surfaces
 from app.api.direct import read_body, release_body
 from app.api.job_parameters import idempotency_key, trace_of
 from app.api.jobs import cancel_job, fingerprint_of
 from app.api.open_streams import OpenStream, answering
-from app.api.services import Services, services_of, tenant_of
+from app.api.services import Services, account_of, services_of
 from app.dialects.framing import SSE_KEEP_ALIVE
 from app.dialects.protocol import AnswerWriter, Body, Dialect
 from app.dialects.shapes import Kind
@@ -34,6 +34,7 @@ from app.errors import ForemanError, InvalidRequest, Unavailable
 from app.events.follow import Ended, Followed, Follower, Output, Restarted
 from app.events.frames import ENDINGS, FAILED
 from app.events.live_output import Part
+from app.identity.account import Account
 from app.jobs import verbatim
 from app.jobs.states import LIVE
 from app.jobs.submission import TEN_YEARS, Extensions, NewJob, is_name, new_job
@@ -85,6 +86,7 @@ class Call:
     cancels: bool
     key: str | None
     fingerprint: bytes | None
+    account: Account
 
 
 async def _read_call(request: Request, services: Services, kind: Kind, dialect: Dialect) -> Call:
@@ -96,7 +98,8 @@ async def _read_call(request: Request, services: Services, kind: Kind, dialect: 
         priority=_priority(request),
         deadline_seconds=_deadline(request),
     )
-    job = new_job(tenant_of(request), fields, body.decode(), asked.model, asked.runner_options)
+    account = account_of(request)
+    job = new_job(account.tenant, fields, body.decode(), asked.model, asked.runner_options)
     trace = trace_of(request)
     job.request_id, job.traceparent, job.tracestate = trace.request_id, trace.traceparent, trace.tracestate
     job.interactive = True
@@ -111,6 +114,7 @@ async def _read_call(request: Request, services: Services, kind: Kind, dialect: 
         cancels=_cancels(request),
         key=key,
         fingerprint=None if key is None else await fingerprint_of(request, body),
+        account=account,
     )
 
 
@@ -168,8 +172,9 @@ class Waiting(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Refused before there is a job, when this process has its fill of streams.
-        with self._services.streams.place("answers") if self._call.streams else contextlib.nullcontext():
+        # Refused before there is a job, when this process or its caller has its fill of streams.
+        streams, polls = self._services.streams, scope["state"]["account"].long_polls
+        with streams.place("answers", scope) if self._call.streams else polls.place():
             async with answering(receive, send, self._caller_left, scope) as self._stream:
                 try:
                     await self._talk()
@@ -192,7 +197,7 @@ class Waiting(Response):
         services, call = self._services, self._call
         submission = Submission([call.job], call.job.tenant, call.key, call.fingerprint)
         try:
-            receipt = await services.intake.submit(submission)
+            receipt = await admission.submit(services, call.account, submission)
         except ForemanError as problem:
             self._ended = True
             await self._refuse(surfaces.refusal(call.dialect, problem))

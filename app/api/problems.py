@@ -7,8 +7,10 @@ from typing import Any
 
 import orjson
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match
 
 from app.api import surfaces
 from app.errors import (
@@ -65,10 +67,16 @@ async def handle_http_exception(request: Request, error: Exception) -> Response:
     """The framework's own refusals: unknown path, wrong method."""
     known = _BY_STATUS.get(int(getattr(error, "status_code", 500)), ForemanError)
     response = error_response(request.scope["path"], known())
-    allow = (getattr(error, "headers", None) or {}).get("Allow")
-    if allow:
-        response.headers["allow"] = allow
+    if response.status_code == MethodNotAllowed.status:
+        response.headers["allow"] = ", ".join(_methods_of(request))
     return response
+
+
+def _methods_of(request: Request) -> list[str]:
+    """Of all routes of this path; the framework's own error knows the first of them only."""
+    routes = [route for route in request.app.routes if isinstance(route, APIRoute)]
+    found = next((each.path for each in routes if each.matches(request.scope)[0] is not Match.NONE), None)
+    return sorted({method for each in routes if each.path == found for method in each.methods or ()})
 
 
 async def handle_invalid_parameters(request: Request, error: Exception) -> Response:

@@ -7,10 +7,11 @@ from fastapi import Depends, Path
 
 from app.api.operator_documents import Ages, Counts, Held, Queues, Rates
 from app.api.operator_documents import Queue as Document
-from app.api.parameters import JsonBody, Server, name_or
-from app.api.routes import Answer, Reply, Routes, Scope
+from app.api.parameters import JsonBody, Server, Tenant, name_or
+from app.api.routes import Answer, Reply, Routes
 from app.api.services import Services
 from app.errors import InvalidRequest, NotFound
+from app.identity.scopes import Scope
 from app.jobs.queue_settings import QueueSettings, in_force, load_settings, parse_settings
 from app.store import keys, queues
 from app.store.census import RATES, QueueCount
@@ -94,12 +95,13 @@ async def resume(server: Server, name: NewName) -> Document:
 )
 async def get_key(
     server: Server,
+    tenant: Tenant,
     name: ExistingName,
     key: Annotated[str, Path(description="Its parts joined by slashes.")],
 ) -> keys.Key:
     if "\0" in key or not await queues.list_queues(server.database, name=name):
         raise NotFound("There is no such queue.")
-    return await keys.show_key(server.database, name, key)
+    return await keys.show_key(server.database, name, key, tenant)
 
 
 async def _read(services: Services, name: str) -> Document:

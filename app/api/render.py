@@ -11,6 +11,7 @@ from app.api.job_documents import Job as Document
 from app.jobs.artifacts import artifact_list
 from app.jobs.lanes import NO_WORKER, TARGET_ASLEEP
 from app.jobs.states import LIVE, State
+from app.jobs.tenants import unscoped
 from app.store.job import BriefJob, Job, JobSummary, LeasedJob
 
 Shape = TypeVar("Shape", bound=Document)
@@ -89,7 +90,7 @@ def _document(shape: type[Shape], job: JobSummary, now: datetime, **more: Any) -
         worker=job.worker,
         target=job.runs_on or job.target,
         lease_expires_at=job.lease_expires_at,
-        concurrency_key=job.concurrency_key,
+        concurrency_key=job.concurrency_key and unscoped(job.tenant, job.concurrency_key),
         parent_id=job.parent_id,
         metadata=Raw(job.metadata) if job.metadata else _NOTHING,
         trace=Trace(request_id=job.request_id, traceparent=job.traceparent, tracestate=job.tracestate),

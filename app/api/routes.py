@@ -1,7 +1,7 @@
 """A route is declared once: method, path, scope, what it takes and answers, if it is hot or a stream.
 
 Everything else about it is derived from the declaration: how it is mounted (app/api/mount.py), its part of
-the OpenAPI document (app/api/document.py), its name in the metrics, and one day who may call it.
+the OpenAPI document (app/api/document.py), its name in the metrics, and who may call it.
 
 An ordinary route is written as FastAPI's users know it: typed parameters, `Depends`, and a `msgspec.Struct`
 as its answer. A hot route and a stream take the bare `Request` and answer the ASGI way, because the
@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypedDict, TypeVar, Unpack, get_args,
 from fastapi.params import Depends
 
 from app.api.parameters import JsonBody
+from app.identity.scopes import Scope
 
 JSON = "application/json"
 
@@ -26,15 +27,16 @@ Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 Document_co = TypeVar("Document_co", covariant=True)
 
 
-class Scope(StrEnum):
-    """What a key must be allowed to do to call a route. Nobody asks yet: identity comes with API keys."""
+class Access(StrEnum):
+    """What a route asks of its callers where that is no scope of a key."""
 
+    # Nothing: no key is looked at.
     OPEN = "open"
-    JOBS_WRITE = "jobs:write"
-    JOBS_READ = "jobs:read"
-    JOBS_WORK = "jobs:work"
-    ADMIN_READ = "admin:read"
-    ADMIN_WRITE = "admin:write"
+    # Any key that is valid.
+    ANY_KEY = "any_key"
+
+
+Allowed = Scope | Access
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Route:
     path: str
     endpoint: Callable[..., Awaitable[Any]]
     _: KW_ONLY
-    scope: Scope
+    scope: Allowed
     tag: str
     summary: str
     responses: Mapping[int, Reply]
@@ -120,6 +122,11 @@ class Route:
     def is_direct(self) -> bool:
         """Whether it takes the bare request."""
         return self.hot or self.stream
+
+    @cached_property
+    def needs(self) -> Scope | None:
+        """The scope that a key must have."""
+        return self.scope if isinstance(self.scope, Scope) else None
 
     @cached_property
     def path_format(self) -> str:
@@ -165,22 +172,30 @@ class Routes:
     def __iter__(self) -> Iterator[Route]:
         return iter(self.declared)
 
-    def get(self, path: str, scope: Scope, summary: str, replies: Replies, **more: Unpack[More]) -> Declare:
+    def get(self, path: str, scope: Allowed, summary: str, replies: Replies, **more: Unpack[More]) -> Declare:
         return self._declare("GET", path, scope, summary, replies, **more)
 
-    def post(self, path: str, scope: Scope, summary: str, replies: Replies, **more: Unpack[More]) -> Declare:
+    def post(
+        self, path: str, scope: Allowed, summary: str, replies: Replies, **more: Unpack[More]
+    ) -> Declare:
         return self._declare("POST", path, scope, summary, replies, **more)
 
-    def put(self, path: str, scope: Scope, summary: str, replies: Replies, **more: Unpack[More]) -> Declare:
+    def put(self, path: str, scope: Allowed, summary: str, replies: Replies, **more: Unpack[More]) -> Declare:
         return self._declare("PUT", path, scope, summary, replies, **more)
 
     def delete(
-        self, path: str, scope: Scope, summary: str, replies: Replies, **more: Unpack[More]
+        self, path: str, scope: Allowed, summary: str, replies: Replies, **more: Unpack[More]
     ) -> Declare:
         return self._declare("DELETE", path, scope, summary, replies, **more)
 
     def _declare(
-        self, method: str, path: str, scope: Scope, summary: str, replies: Replies, **more: Unpack[More]
+        self,
+        method: str,
+        path: str,
+        scope: Allowed,
+        summary: str,
+        replies: Replies,
+        **more: Unpack[More],
     ) -> Declare:
         def declare(endpoint: Handler) -> Handler:
             said: More = {"request": _body_of(endpoint), **more}
@@ -202,11 +217,13 @@ class Routes:
 
         return declare
 
-    def _errors(self, scope: Scope, said: More) -> tuple[int, ...]:
-        """Beside its own: the database may be away, and a body too large, unparsable or wrong."""
+    def _errors(self, scope: Allowed, said: More) -> tuple[int, ...]:
+        """Beside its own: no key, not this key, too much; the database away; a body that cannot be taken."""
         errors = {*said.get("errors", ())}
+        if scope is not Access.OPEN:
+            errors |= {401, 429} | ({403} if isinstance(scope, Scope) else set())
         if self.error_style is None:
-            if scope is not Scope.OPEN:
+            if scope is not Access.OPEN:
                 errors.add(503)
             body = said["request"]
             if body is not None:

@@ -10,8 +10,9 @@ from app.api.job_documents import reference, verbatim
 from app.api.operator_documents import Schedule as Document
 from app.api.operator_documents import Schedules
 from app.api.parameters import JsonBody, Server, Tenant, name_or
-from app.api.routes import Answer, Content, Reply, Routes, Scope
-from app.errors import Conflict, ForemanError, InvalidRequest, NotFound
+from app.api.routes import Answer, Content, Reply, Routes
+from app.errors import ForemanError, InvalidRequest, NotFound
+from app.identity.scopes import Scope
 from app.jobs.cron import check_cron, check_timezone
 from app.jobs.submission import JobRequest, invalid, parse_job
 from app.loops.off_loop import off_loop
@@ -51,7 +52,6 @@ async def get_schedule(server: Server, tenant: Tenant, name: ExistingName) -> Do
     Scope.ADMIN_WRITE,
     "Make or change a schedule",
     {200: Reply("Changed", Document), 201: Reply("New", Document)},
-    errors=(409,),
     request=Content(Annotated[NewSchedule, Meta(examples=[EXAMPLE])]),
 )
 async def put_schedule(
@@ -73,8 +73,6 @@ async def put_schedule(
     except ForemanError as problem:
         raise InvalidRequest(f"job: {problem.detail}", errors=problem.extra.get("errors", [])) from problem
     changes = await schedules.put(server.database, name, tenant, wanted.cron, wanted.timezone, body.decode())
-    if not changes.answers:
-        raise Conflict("There is a schedule of that name already.")
     server.hub.announce(changes)
     schedule, created = changes.answers[0]
     return Answer(_document(schedule), 201 if created else 200)
@@ -94,4 +92,4 @@ async def delete_schedule(server: Server, tenant: Tenant, name: ExistingName) ->
 
 def _document(row: schedules.Schedule) -> Document:
     shown = {name: getattr(row, name) for name in Document.__struct_fields__}
-    return Document(**shown | {"job": Raw(row.job)})
+    return Document(**shown | {"name": row.own_name, "job": Raw(row.job)})

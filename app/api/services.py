@@ -19,6 +19,9 @@ from app.engine.worker_directory import WorkerDirectory
 from app.events.hub import Hub
 from app.events.live_output import LiveOutputs
 from app.events.shared_feed import SharedFeed
+from app.identity.account import Account
+from app.identity.authenticator import Authenticator
+from app.identity.job_limits import JobLimits
 from app.store.database import Database
 from app.targets.registry import Registry
 
@@ -42,10 +45,18 @@ class Services:
     queues: Queues
     targets: Registry
     claimers: Claimers
+    job_limits: JobLimits
+    # None where there is no authentication.
+    authenticator: Authenticator | None
 
 
 def services_of(request: Request) -> Services:
     return cast(Services, request.app.state.services)
+
+
+def account_of(request: Request) -> Account:
+    """Who the edge let in."""
+    return cast(Account, request.scope["state"]["account"])
 
 
 def tenant_of(request: Request) -> str:

@@ -16,7 +16,7 @@ from app.api.job_parameters import job_id_of
 from app.api.jobs import existing_job
 from app.api.open_streams import OpenStream, is_stream, open_stream
 from app.api.parameters import query_names
-from app.api.routes import AnswerHeader, Reply, Routes, Scope
+from app.api.routes import AnswerHeader, Reply, Routes
 from app.api.services import Services, services_of, tenant_of
 from app.dialects import DEFAULT_DIALECT, DIALECTS, DialectName
 from app.dialects.framing import NDJSON
@@ -25,6 +25,7 @@ from app.errors import ForemanError, NotFound, Unavailable
 from app.events.follow import Ended, Followed, Follower, Output, Quiet, Restarted
 from app.events.frames import GONE, RESTARTED, Frames
 from app.events.sse import COMMENT, frame
+from app.identity.scopes import Scope
 from app.jobs.submission import invalid
 from app.store.job import Job
 
@@ -145,7 +146,7 @@ class TokenStream:
         is_stream(scope)
         media_type = EVENT_STREAM if self._tokens.sse else NDJSON
         headers = [(b"x-foreman-job-id", self._job_id.encode())]
-        with self._services.streams.place("tokens"):
+        with self._services.streams.place("tokens", scope):
             async with open_stream(receive, send, media_type, self._follower.abandon, headers) as answer:
                 try:
                     await self._relay(answer)

@@ -35,7 +35,7 @@ def refusal(dialect: Dialect, error: ForemanError) -> Response:
 
 def advice(error: ForemanError) -> dict[str, str]:
     """What the headers say of an error, on every surface."""
-    headers = {}
+    headers = dict(error.headers or {})
     if error.retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(error.retry_after)))
     if error.closes:

@@ -4,14 +4,16 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import Depends, Query
+from msgspec import structs
 from pydantic import BeforeValidator
 
 from app.api.operator_documents import Target as Document
 from app.api.operator_documents import Targets, UsageSums
 from app.api.parameters import JsonBody, KnownFilters, NameInPath, Server, Tenant
-from app.api.routes import Answer, Reply, Routes, Scope
+from app.api.routes import Answer, Reply, Routes
 from app.api.services import Services
 from app.errors import Conflict, NotFound
+from app.identity.scopes import Scope
 from app.jobs.shapes import decode
 from app.jobs.submission import invalid, is_name
 from app.jobs.verbatim import members
@@ -59,6 +61,7 @@ async def put_target(
     fields, keeps_token = given
     if not is_name(name) or name == ECHO_NAME:
         raise invalid("name", "is not a name that a target can have")
+    fields = _with_known_wake(server, name, fields)
     wrong = problem_with(fields)
     if wrong is not None:
         raise invalid(*wrong)
@@ -83,6 +86,20 @@ async def delete_target(server: Server, name: NameInPath) -> None:
         raise NotFound("There is no such target.")
 
 
+def _with_known_wake(server: Services, name: str, fields: TargetFields) -> TargetFields:
+    """Who sends back the wake URL as it was shown means the one that there is."""
+    target = server.targets.get(name)
+    known = target.config.wake if target is not None else None
+    if (
+        fields.wake is None
+        or known is None
+        or fields.wake.url is None
+        or fields.wake.url != known.shown().url
+    ):
+        return fields
+    return structs.replace(fields, wake=structs.replace(fields.wake, url=known.url))
+
+
 def _refuse_configured(server: Services, name: str) -> None:
     if server.targets.is_configured(name):
         raise Conflict("This target is made by the server's settings and can only be changed there.")
@@ -103,7 +120,7 @@ def _document(target: Target) -> Document:
         dialect=config.dialect,
         slots=config.slots,
         tags=list(config.tags),
-        wake=config.wake,
+        wake=config.wake and config.wake.shown(),
         has_token=config.token is not None,
         origin=config.origin,
         state="unknown" if target.awake is None else "awake" if target.awake else "asleep",

@@ -19,8 +19,9 @@ from app.api.job_parameters import (
     next_link,
 )
 from app.api.parameters import KnownFilters, Server, Tenant
-from app.api.routes import LINK, Answer, Reply, Routes, Scope
+from app.api.routes import LINK, Answer, Reply, Routes
 from app.errors import NotFound
+from app.identity.scopes import Scope
 from app.jobs.ids import ID_LENGTH, is_id
 from app.jobs.submission import invalid
 from app.store import outbox

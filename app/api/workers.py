@@ -1,6 +1,7 @@
 """The worker protocol: claim over HTTP, settle with the lease token; the in-process worker's functions."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any, cast
@@ -13,13 +14,20 @@ from starlette.responses import Response
 
 from app.api import job_documents as documents
 from app.api.direct import encode, json_response, read_as, read_body
-from app.api.job_documents import BriefClaimedJobs, ClaimedJobs, SettlementAnswer, SettlementAnswers
+from app.api.job_documents import (
+    BriefClaimedJob,
+    BriefClaimedJobs,
+    ClaimedJob,
+    ClaimedJobs,
+    SettlementAnswer,
+    SettlementAnswers,
+)
 from app.api.job_parameters import job_id_of, prefers_minimal
 from app.api.operator_documents import Worker, Workers
 from app.api.parameters import Server, Tenant
 from app.api.render import brief_documents, claimed_documents
-from app.api.routes import AnswerHeader, AnyOf, Content, Reply, Routes, Scope
-from app.api.services import Services, services_of, tenant_of
+from app.api.routes import AnswerHeader, AnyOf, Content, Reply, Routes
+from app.api.services import Services, account_of, services_of
 from app.api.worker_schemas import (
     BULK_VERBS,
     MAX_SETTLEMENTS,
@@ -36,6 +44,8 @@ from app.api.worker_schemas import (
 )
 from app.engine.remote_claims import AnyLane, Claimer, Jobs, Lanes
 from app.errors import LeaseLost, NotFound
+from app.identity.account import Account
+from app.identity.scopes import Scope
 from app.jobs import verbatim
 from app.jobs.ids import is_id
 from app.jobs.lanes import LLM_KINDS, kind_lane
@@ -43,7 +53,6 @@ from app.jobs.shapes import decode, parse_batch
 from app.jobs.states import State
 from app.jobs.submission import invalid
 from app.loops.off_loop import off_loop
-from app.store import read
 from app.store.claims import Claimant
 from app.store.events import NewEvent
 from app.store.job import BriefJob, LeasedJob
@@ -87,10 +96,10 @@ def _of_claim(
 async def claim(request: Request) -> Response:
     services = services_of(request)
     wanted: ClaimRequest = await read_as(request, decode, ClaimRequest, services.settings.max_json_depth)
-    tenant = tenant_of(request)
+    account = account_of(request)
     services.worker_directory.saw(
         WorkerReport(
-            tenant,
+            account.tenant,
             wanted.worker,
             wanted.queues,
             wanted.kinds or [],
@@ -100,15 +109,26 @@ async def claim(request: Request) -> Response:
     )
     claimer = Claimer(
         list(dict.fromkeys(wanted.queues)),
-        _lanes(wanted, tenant),
+        _lanes(wanted, account.tenant),
         Claimant(wanted.worker, wanted.limit, wanted.lease_seconds or 0),
         prefers_minimal(request),
     )
-    claimed = await _claim_unless_gone(request, services, claimer, wanted.wait_seconds)
+    with account.long_polls.place() if wanted.wait_seconds > 0 else contextlib.nullcontext():
+        claimed = await _claim_unless_gone(request, services, claimer, wanted.wait_seconds)
     if claimer.brief:
-        briefly = BriefClaimedJobs(brief_documents(cast("Sequence[BriefJob]", claimed)))
-        return json_response(encode(briefly), headers=MINIMAL)
-    return json_response(encode(ClaimedJobs(claimed_documents(cast("Sequence[LeasedJob]", claimed)))))
+        briefly = brief_documents(cast("Sequence[BriefJob]", claimed))
+        _bind_leases(account, briefly)
+        return json_response(encode(BriefClaimedJobs(briefly)), headers=MINIMAL)
+    wholly = claimed_documents(cast("Sequence[LeasedJob]", claimed))
+    _bind_leases(account, wholly)
+    return json_response(encode(ClaimedJobs(wholly)))
+
+
+def _bind_leases(account: Account, claimed: Sequence[ClaimedJob] | Sequence[BriefClaimedJob]) -> None:
+    """To the key that claimed: no other one can settle with what is handed out here."""
+    if account.binds_leases:
+        for job in claimed:
+            job.lease_token = account.lease_token(job.job_id, job.lease_token)
 
 
 def _lanes(wanted: ClaimRequest, tenant: str) -> Lanes:
@@ -157,7 +177,8 @@ def _settling_route(verb: str, summary: str, answer: type[msgspec.Struct]) -> No
         job_id = job_id_of(request)
         body = await read_body(request)
         wanted = await off_loop(len(body), decode, body, shape, services.settings.max_json_depth)
-        return json_response(encode(await _settle_one(services, job_id, verb, wanted, body)))
+        account = account_of(request)
+        return json_response(encode(await _settle_one(services, account, job_id, verb, wanted, body)))
 
     settle_one.__name__ = verb
     declare = routes.post(
@@ -187,13 +208,16 @@ _settling_route("release", "loading, working → queued; no attempt spent", docu
 _settling_route("defer", "loading, working → queued later; no attempt spent", documents.Settled)
 
 
-async def _settle_one(services: Services, job_id: str, verb: str, wanted: Any, body: bytes) -> msgspec.Struct:
+async def _settle_one(
+    services: Services, account: Account, job_id: str, verb: str, wanted: Any, body: bytes
+) -> msgspec.Struct:
     match wanted:
         case HeartbeatRequest():
-            leases = await services.leases.renew([(job_id, wanted.lease_token, wanted.lease_seconds)])
+            token = account.lease_token(job_id, wanted.lease_token)
+            leases = await services.leases.renew([(job_id, token, wanted.lease_seconds)])
             lease = leases.get(job_id)
             if lease is None:
-                raise await _lost(services, job_id, verb)
+                raise await _lost(services, account, job_id, verb)
             return documents.Lease(
                 lease_expires_at=lease.expires_at,
                 cancel_requested=lease.cancel_requested,
@@ -201,15 +225,14 @@ async def _settle_one(services: Services, job_id: str, verb: str, wanted: Any, b
             )
         case ProgressRequest() | LogsRequest():
             appended = await asyncio.gather(
-                *(services.event_writer.append(event) for event in _events(job_id, wanted))
+                *(services.event_writer.append(event) for event in _events(account, job_id, wanted))
             )
             if appended[0] is None:
-                raise await _lost(services, job_id, verb)
+                raise await _lost(services, account, job_id, verb)
             return documents.Noted(job_id=job_id, seq=appended[-1].seq if appended[-1] else appended[0].seq)
         case _:
-            settled = await services.settler.settle(
-                await off_loop(len(body), as_settlement, job_id, wanted, body)
-            )
+            settlement = await off_loop(len(body), as_settlement, job_id, wanted, body)
+            settled = await services.settler.settle(_bound(account, settlement))
             if settled.state is None:
                 raise NotFound("There is no such job.")
             if not settled.ok:
@@ -217,20 +240,28 @@ async def _settle_one(services: Services, job_id: str, verb: str, wanted: Any, b
             return documents.Settled(job_id=job_id, state=State(settled.state))
 
 
-async def _lost(services: Services, job_id: str, verb: str) -> Exception:
+def _bound(account: Account, settlement: Settlement) -> Settlement:
+    """As the store has it: with the token that only this key could say so, and only of its tenant's jobs."""
+    settlement.tenant = account.tenant
+    if account.binds_leases:
+        settlement.lease_token = account.lease_token(settlement.job_id, settlement.lease_token)
+    return settlement
+
+
+async def _lost(services: Services, account: Account, job_id: str, verb: str) -> Exception:
     """Tell what is the matter, and leave the late one's mark in the log."""
-    if not await read.exists(services.database, job_id):
-        return NotFound("There is no such job.")
-    services.hub.announce(await note_late(services.database, [(job_id, verb)]))
-    return LeaseLost()
+    noted = await note_late(services.database, [(job_id, verb)], account.tenant)
+    services.hub.announce(noted)
+    return LeaseLost() if noted.answers else NotFound("There is no such job.")
 
 
-def _events(job_id: str, wanted: ProgressRequest | LogsRequest) -> list[NewEvent]:
+def _events(account: Account, job_id: str, wanted: ProgressRequest | LogsRequest) -> list[NewEvent]:
+    token = account.lease_token(job_id, wanted.lease_token)
     if isinstance(wanted, ProgressRequest):
         document = orjson.dumps(wanted.document()).decode()
-        return [NewEvent(job_id, "progress", document, wanted.lease_token, document)]
+        return [NewEvent(job_id, "progress", document, token, document)]
     return [
-        NewEvent(job_id, "log", orjson.dumps(msgspec.to_builtins(entry)).decode(), wanted.lease_token)
+        NewEvent(job_id, "log", orjson.dumps(msgspec.to_builtins(entry)).decode(), token)
         for entry in wanted.entries
     ]
 
@@ -247,12 +278,13 @@ async def settlements(request: Request) -> Response:
     services = services_of(request)
     body = await read_body(request)
     entries = await off_loop(len(body), _parse_settlements, body, services.settings.max_json_depth)
+    account = account_of(request)
     waves = _waves(entries)
     if len(waves) == 1:
-        return json_response(encode(SettlementAnswers(await _settle_wave(services, entries))))
+        return json_response(encode(SettlementAnswers(await _settle_wave(services, account, entries))))
     answers: dict[int, SettlementAnswer] = {}
     for wave in waves:
-        answers |= zip(wave, await _settle_wave(services, [entries[n] for n in wave]), strict=True)
+        answers |= zip(wave, await _settle_wave(services, account, [entries[n] for n in wave]), strict=True)
     return json_response(encode(SettlementAnswers([answers[n] for n in range(len(entries))])))
 
 
@@ -321,10 +353,12 @@ def _waves(entries: Sequence[_Entry]) -> list[list[int]]:
     return waves
 
 
-async def _settle_wave(services: Services, entries: Sequence[_Entry]) -> list[SettlementAnswer]:
+async def _settle_wave(
+    services: Services, account: Account, entries: Sequence[_Entry]
+) -> list[SettlementAnswer]:
     """At most one entry per job: all that settle in one statement, renewals and progress each in one more."""
     answers: dict[str, SettlementAnswer] = {}
-    settling = [each.settlement for each in entries if each.settlement is not None]
+    settling = [_bound(account, each.settlement) for each in entries if each.settlement is not None]
     late: list[_Entry] = []
     if settling:
         settled = [_settled_answer(each) for each in await services.settler.settle_many(settling)]
@@ -335,7 +369,10 @@ async def _settle_wave(services: Services, entries: Sequence[_Entry]) -> list[Se
     notes = [(each, each.wanted) for each in entries if isinstance(each.wanted, ProgressRequest)]
     if beats:
         leases = await services.leases.renew(
-            [(each.job_id, wanted.lease_token, wanted.lease_seconds) for each, wanted in beats]
+            [
+                (each.job_id, account.lease_token(each.job_id, wanted.lease_token), wanted.lease_seconds)
+                for each, wanted in beats
+            ]
         )
         for each, _ in beats:
             lease = leases.get(each.job_id)
@@ -351,7 +388,10 @@ async def _settle_wave(services: Services, entries: Sequence[_Entry]) -> list[Se
                 )
     if notes:
         appended = await asyncio.gather(
-            *(services.event_writer.append(_events(each.job_id, wanted)[0]) for each, wanted in notes)
+            *(
+                services.event_writer.append(_events(account, each.job_id, wanted)[0])
+                for each, wanted in notes
+            )
         )
         for (each, _), done in zip(notes, appended, strict=True):
             if done is None:
@@ -360,7 +400,7 @@ async def _settle_wave(services: Services, entries: Sequence[_Entry]) -> list[Se
                 answers[each.job_id] = SettlementAnswer(job_id=each.job_id, ok=True, seq=done.seq)
     if late:
         known = [(each.job_id, each.verb) for each in late if is_id(each.job_id)]
-        services.hub.announce(await note_late(services.database, known))
+        services.hub.announce(await note_late(services.database, known, account.tenant))
         answers |= {
             each.job_id: SettlementAnswer(job_id=each.job_id, ok=False, code=LeaseLost.code) for each in late
         }

@@ -1,9 +1,22 @@
 """The `foreman` command. Everything but serve, work and migrate speaks to a server through foreman_client."""
 
 import sys
+import warnings
 
 
 def main() -> None:
-    from app.cli.root import build  # importing this package stays free of cost
+    # What the client warns of is for whoever typed the command: a sentence, not a line of its source.
+    warnings.formatwarning = lambda message, *_, **__: f"foreman: {message}\n"
+    try:
+        from app.cli.root import build  # importing this package stays free of cost
 
-    build(sys.argv[1:])()
+        build(sys.argv[1:])()
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "app":
+            raise
+        sys.exit(
+            f"foreman: the Python package {error.name!r} is missing: Foreman is not installed as a whole.\n"
+            # By their files: on the public index the name `foreman` is somebody else's.
+            "In a checkout `make setup` adds it; with the wheels of `make build` it is\n"
+            "    pip install foreman-*.whl foreman_client-*.whl"
+        )

@@ -71,11 +71,10 @@ def _reachable(session: Session) -> tuple[str, str]:
 
 
 def _version(session: Session) -> tuple[str, str]:
-    answer = session.foreman.call("GET", "/version")
-    theirs = str(answer.get("version"))
-    if theirs != fc.__version__:
-        return "warning", f"server {theirs}, this client {fc.__version__}"
-    return "ok", theirs
+    server = session.foreman.server_version()
+    if server.mismatch is not None:
+        return "warning", server.mismatch
+    return "ok", f"server {server.version}, foreman-client {fc.__version__}"
 
 
 def _database(session: Session) -> tuple[str, str]:

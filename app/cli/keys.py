@@ -1,19 +1,19 @@
 """foreman keys: API keys."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from app.cli.session import Commands, ListByDefault, Session
-from app.cli.values import seconds
+from app.cli.session import CommandError, Commands, ListByDefault, Session
+from app.cli.values import number, pairs, seconds
 
-commands = Commands(name="keys", help="API keys (for a server that has them).", cls=ListByDefault)
+commands = Commands(name="keys", help="API keys: who may call.", cls=ListByDefault)
 
 
 @commands.remote("list")
 def list_keys(session: Session) -> None:
     """All keys; the keys themselves are not kept."""
-    columns = "key_id id name tenant scopes created_at expires_at last_used_at last_used"
+    columns = "key_id name tenant scopes limits created_at expires_at last_used_at"
     session.show_list("/keys", columns, empty="No keys.")
 
 
@@ -22,21 +22,78 @@ def create(
     session: Session,
     name: Annotated[str, typer.Argument(help="What the key is for.", show_default=False)],
     scope: Annotated[
-        list[str] | None, typer.Option(help="jobs:write, jobs:read, jobs:work, admin:read, admin:write.")
+        list[str] | None,
+        typer.Option(
+            help="jobs:write, jobs:read, jobs:work (these three if none is named), admin:read, admin:write."
+        ),
     ] = None,
-    tenant: Annotated[str | None, typer.Option()] = None,
+    tenant: Annotated[str | None, typer.Option(help="Whose jobs it sees; your own if none is named.")] = None,
     expires: Annotated[str | None, typer.Option(help="After 12h, 30d …")] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="name=number, of requests_per_second, requests, connections, streams, long_polls, "
+            "body_bytes and jobs."
+        ),
+    ] = None,
+    direct: Annotated[
+        bool,
+        typer.Option(
+            "--direct",
+            help="Straight into the database (FOREMAN_DATABASE_URL), without a server: for the first "
+            "key, or when all are lost.",
+        ),
+    ] = False,
 ) -> None:
     """Make a key. It is shown once."""
     lifetime = seconds(expires or None, "--expires")
-    given = {"scopes": scope or None, "tenant": tenant or None, "expires_in_seconds": lifetime}
+    limits = {each: number(value, "--limit") for each, value in pairs(limit, "--limit").items()}
+    given = {
+        "scopes": scope or None,
+        "tenant": tenant or None,
+        "expires_in_seconds": lifetime,
+        "limits": limits or None,
+    }
     body = {"name": name} | {field: value for field, value in given.items() if value is not None}
-    answer = session.call("POST", "/keys", body=body)
+    answer = _make_directly(body) if direct else session.call("POST", "/keys", body=body)
     if session.out.as_json:
         session.out.json(answer)
     else:
         session.out.text(str(answer["key"]))
         session.out.note("[dim]Keep it: it is not shown again.[/dim]")
+
+
+def _make_directly(body: dict[str, Any]) -> dict[str, Any]:
+    """As `POST /keys` does it, by whoever may write to the database anyway."""
+    import asyncio
+
+    import msgspec
+
+    from app.api.keys import NewKey, make_key
+    from app.cli.serve import problems_told
+    from app.config import load_settings
+    from app.errors import ForemanError
+    from app.jobs.shapes import decode
+    from app.jobs.tenants import DEFAULT_TENANT
+    from app.server.postgres import database
+    from app.store.database import Database
+
+    async def make(url: str) -> dict[str, Any]:
+        wanted = decode(msgspec.json.encode(body), NewKey)
+        opened = Database(url, size=2)
+        await opened.open()
+        try:
+            made = await make_key(opened, wanted, wanted.tenant or DEFAULT_TENANT)
+        finally:
+            await opened.close()
+        found: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(made))
+        return found
+
+    try:
+        with problems_told(), database(load_settings()) as (ready, _):
+            return asyncio.run(make(ready.database_url or ""))
+    except ForemanError as problem:
+        raise CommandError(problem.detail) from problem
 
 
 @commands.remote("revoke")

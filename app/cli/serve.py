@@ -52,7 +52,7 @@ def _flag_type(annotation: Any) -> Any:
 @with_setting_flags()
 def serve(**flags: Any) -> None:
     """Serve the API and run jobs. With no FOREMAN_DATABASE_URL it brings its own PostgreSQL."""
-    with _problems_told():
+    with problems_told():
         settings = load_settings(**flags)
         from app.server.serve import serve as run  # what is wrong with the settings is said at once
 
@@ -81,7 +81,7 @@ def migrate(
     from app.store.outage import words_of
 
     try:
-        with _problems_told(), database(load_settings(database_url=database_url)) as (ready, _):
+        with problems_told(), database(load_settings(database_url=database_url)) as (ready, _):
             revision = asyncio.run(run(ready.database_url or ""))
     except Unavailable as problem:
         typer.echo(f"foreman: {problem} ({words_of(problem.__cause__ or problem)})", err=True)
@@ -90,7 +90,7 @@ def migrate(
 
 
 @contextmanager
-def _problems_told() -> Iterator[None]:
+def problems_told() -> Iterator[None]:
     from app.server import ServeError
 
     try:

@@ -23,6 +23,12 @@ def seconds(text: str | None, option: str) -> float | None:
     return float(found[1]) * _UNITS[found[2]]
 
 
+def number(text: str, option: str) -> int:
+    if not text.isdecimal():
+        raise CommandError(f"{option}: {text!r} is not a number")
+    return int(text)
+
+
 def pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
     """key=value, any number of times."""
     found = {}

@@ -55,5 +55,5 @@ def _takes(asked: Asked, job: JobSummary) -> bool:
         return False
     if kind in BUILTIN_KINDS or kind in LLM_KINDS:
         # Foreman's own workers run them for every tenant; who names no kinds does not get them.
-        return kind in asked.kinds
+        return kind in asked.kinds and (ANY_QUEUE in asked.queues or asked.tenant == job.tenant)
     return asked.tenant == job.tenant and (kind in asked.kinds or not asked.kinds)

@@ -19,7 +19,7 @@ from app.config import Settings
 from app.engine.settler import Settler, as_settlement
 from app.errors import Unavailable
 from app.events.hub import Hub
-from app.jobs.lanes import worker_tenant
+from app.jobs.lanes import lanes_of, worker_tenant
 from app.jobs.outcomes import Released
 from app.loops.alarm import Alarm
 from app.loops.batcher import Batcher
@@ -226,7 +226,7 @@ class RemoteClaims:
     ) -> list[Jobs | Exception]:
         if isinstance(lanes, AnyLane):
             # Looked up each time: what there is to run is not known in advance.
-            found = await self._claims.heads([queue])
+            found = await self._claims.heads([queue], lanes_of(lanes.tenant))
             names = [head.lane for head in found if worker_tenant(head.lane) == lanes.tenant]
         else:
             names = list(lanes)

@@ -113,7 +113,7 @@ def _job(schedule: DueSchedule) -> NewJob:
     metadata = orjson.loads(job.metadata) if job.metadata else {}
     if len(metadata) < MAX_METADATA_ENTRIES:
         # Where it came from, for whoever looks for its jobs.
-        job.metadata = orjson.dumps({"schedule": schedule.name, **metadata}).decode()
+        job.metadata = orjson.dumps({"schedule": schedule.own_name, **metadata}).decode()
     job.request_id = job.id
     job.traceparent = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
     return job

@@ -18,6 +18,7 @@ from app.engine.worker import Worker
 from app.errors import Unavailable
 from app.events.hub import Hub
 from app.executors.llm import LlmExecutor, UnservedExecutor
+from app.jobs.lanes import LLM_LANES
 from app.loops.loop import Loop
 from app.store.changes import Changes
 from app.store.claims import Claimant
@@ -130,7 +131,8 @@ class TargetDispatcher(Loop):
         return min((pause for pause in pauses if pause > 0), default=None)
 
     async def _waiting(self) -> list[Head]:
-        return [head for head in await self._worker.claims.heads(self._queues) if is_llm_lane(head.lane)]
+        waiting = await self._worker.claims.heads(self._queues, LLM_LANES)
+        return [head for head in waiting if is_llm_lane(head.lane)]
 
     async def _serve_at_once(self, hinted: set[tuple[str, str]]) -> bool:
         """Nobody was waiting, and what came has room: there is nothing to choose between.

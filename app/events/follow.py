@@ -253,8 +253,8 @@ class Follower:
     # -- through the log ---------------------------------------------------------------------------
 
     async def _page(self, after: int, types: tuple[str, ...]) -> Page:
-        page = await self._hub.log.read(Want(self._job_id, after, types))
-        if page is None or page.tenant != self._tenant:
+        page = await self._hub.log.read(Want(self._job_id, after, types, tenant=self._tenant))
+        if page is None:
             raise NotFound("There is no such job.")
         return page
 

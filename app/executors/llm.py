@@ -51,6 +51,8 @@ class TargetConnection(Protocol):
 
     def own_name(self, model: str) -> str: ...
 
+    def without_token(self, text: str) -> str: ...
+
     def request(
         self, method: str, path: str, content: bytes = b"", idle_seconds: float | None = None
     ) -> AbstractAsyncContextManager[OutboundStream]: ...
@@ -224,7 +226,7 @@ class LlmExecutor:
         return whole
 
     def _refused(self, job: ClaimedJob, refused: _RefusedError) -> Outcome:
-        message = refused.message[:MAX_MESSAGE]
+        message = self._target.without_token(refused.message)[:MAX_MESSAGE]
         if refused.status in (429, 503):
             self._target.undecided()
             delay = refused.retry_after
@@ -242,7 +244,7 @@ class LlmExecutor:
     def _bad_answer(self, code: str, message: str, kind: str | None = None) -> Retry:
         """`message` may be the target's own words: those are for the job, and operators are told the kind."""
         self._target.failed(code if kind is None else f"{code}: {kind}")
-        return Retry(JobError(code, message[:MAX_MESSAGE], retryable=True))
+        return Retry(JobError(code, self._target.without_token(message)[:MAX_MESSAGE], retryable=True))
 
 
 async def _raise_refusal(answer: OutboundStream) -> None:

@@ -7,9 +7,10 @@ of the index, so a backlog that this claimer cannot run never stands in its way.
 
 from typing import NamedTuple
 
+from app.jobs.tenants import DEFAULT_TENANT
+
 LLM_KINDS = frozenset({"chat", "generate", "embed"})
 BUILTIN_KINDS = frozenset({"noop", "http"})
-DEFAULT_TENANT = "default"
 # Why a queued job waits: no target that could serve it answers.
 TARGET_ASLEEP = "target_asleep"
 # It could be claimed, but nobody has lately asked for its kind.
@@ -17,6 +18,10 @@ NO_WORKER = "no_worker"
 
 _MARK = "llm"
 _SEPARATOR = "|"
+_AFTER_SLASH = chr(ord("/") + 1)
+# Before and behind the name of every lane; and of those for LLM jobs.
+ALL_LANES = ("", "\U0010ffff")
+LLM_LANES = (f"{_MARK}{_SEPARATOR}", f"{_MARK}{chr(ord(_SEPARATOR) + 1)}")
 
 
 class LlmLane(NamedTuple):
@@ -40,15 +45,23 @@ def parse_llm_lane(lane: str) -> LlmLane | None:
 
 
 def kind_lane(kind: str, tenant: str = DEFAULT_TENANT) -> str:
-    """Kinds run by workers over HTTP are claimable by their own tenant's workers only."""
-    if kind in BUILTIN_KINDS or tenant == DEFAULT_TENANT:
-        return kind
-    return f"{tenant}/{kind}"
+    """A kind of one tenant: its workers claim nobody else's."""
+    return kind if tenant == DEFAULT_TENANT else f"{tenant}/{kind}"
+
+
+def lanes_of(tenant: str) -> tuple[str, str]:
+    """Between which two all kinds of a tenant lie; those of the default one lie among all others."""
+    return ALL_LANES if tenant == DEFAULT_TENANT else (f"{tenant}/", f"{tenant}{_AFTER_SLASH}")
+
+
+def kind_of(lane: str) -> str:
+    """The kind of such a lane. Neither kinds nor tenants have a slash."""
+    return lane.rpartition("/")[2]
 
 
 def worker_tenant(lane: str) -> str | None:
-    """Whose workers may take jobs of this lane; None for what Foreman runs itself. Kinds have no slash."""
-    if lane in BUILTIN_KINDS or parse_llm_lane(lane) is not None:
+    """Whose workers may take jobs of this lane; None for what Foreman runs itself."""
+    if parse_llm_lane(lane) is not None or kind_of(lane) in BUILTIN_KINDS:
         return None
     tenant, _, _ = lane.rpartition("/")
     return tenant or DEFAULT_TENANT

@@ -20,6 +20,7 @@ from app.jobs.keys import concurrency_key
 from app.jobs.payload_schema import compile_schema
 from app.jobs.states import TERMINAL, State
 from app.jobs.submission import NO_NUL, Backoff, NewJob, Seconds, invalid
+from app.jobs.tenants import scoped
 
 MAX_SETTINGS_BYTES = 512 * 1024
 BY_TENANT = "tenant"
@@ -250,7 +251,7 @@ class QueueRules:
             given = settings.backoff_seconds
             job.backoff_seconds = [given] if isinstance(given, int | float) else given
         if settings.key is not None:
-            job.concurrency_key = concurrency_key(settings.key, job.payload)
+            job.concurrency_key = scoped(job.tenant, concurrency_key(settings.key, job.payload))
         if settings.fair_by is not None:
             job.fair_value = self.fair_value(job.tenant, job.metadata)
 
@@ -261,5 +262,5 @@ class QueueRules:
         value = str((orjson.loads(metadata) if metadata else {}).get(self.settings.fair_by, NOBODY))
         if len(value) > MAX_FAIR_VALUE:
             # It is part of an index; whose turn it is does not depend on how it is spelled.
-            return f"{value[:MAX_FAIR_VALUE]}…{hashlib.sha256(value.encode()).hexdigest()}"
-        return value
+            value = f"{value[:MAX_FAIR_VALUE]}…{hashlib.sha256(value.encode()).hexdigest()}"
+        return scoped(tenant, value)

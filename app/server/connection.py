@@ -1,6 +1,9 @@
 """A connection as the protocol sees it: how answers leave, how it ends, when it is read."""
 
 import asyncio
+import contextlib
+import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +12,9 @@ from uvicorn.protocols.http.flow_control import FlowControl
 # How long, and for how much, an end waits for a client that is still sending.
 LINGER_SECONDS = 5.0
 LINGER_BYTES = 32 * 1024 * 1024
+# How often it is looked whether an answer has left by TLS, and how long its last bytes have to.
+LOOK_SECONDS = 0.25
+LAST_BYTES_SECONDS = 30.0
 BEGINS_AN_ANSWER = b"HTTP/1.1 "
 
 
@@ -16,10 +22,21 @@ class Connection:
     """The transport, but the head of an answer leaves together with the first of its body.
 
     uvloop sends at once what is written: a short answer would be two system calls and wake its reader twice.
-    It ends gently: what a client was told while it still spoke is not lost.
+    It ends gently: what a client was told while it still spoke is not lost. TLS has no half of an end: its
+    transport says that it ends, and throws away what comes until the client says so too. Many never do, and
+    only one that is still sending is waited for.
     """
 
-    __slots__ = ("_flushing", "_head", "_lingering", "_loop", "_room", "_stop_listening", "_transport")
+    __slots__ = (
+        "_flushing",
+        "_head",
+        "_is_tls",
+        "_lingering",
+        "_loop",
+        "_room",
+        "_stop_listening",
+        "_transport",
+    )
 
     def __init__(
         self,
@@ -29,6 +46,7 @@ class Connection:
     ) -> None:
         """`stop_listening`: the connection ends; whether the client may still be speaking."""
         self._transport = transport
+        self._is_tls = transport.get_extra_info("sslcontext") is not None
         self._loop = loop
         self._stop_listening = stop_listening
         self._head = b""
@@ -64,7 +82,14 @@ class Connection:
             self._flush()
         if self.is_closing():
             return
-        if self._transport.can_write_eof() and self._stop_listening():
+        if self._is_tls:
+            speaks = self._stop_listening()
+            self._transport.close()
+            if speaks:
+                self._lingering = self._loop.call_later(LINGER_SECONDS, self._leave_tls)
+            else:
+                self._leave_tls()
+        elif self._transport.can_write_eof() and self._stop_listening():
             self._transport.write_eof()
             self._lingering = self._loop.call_later(LINGER_SECONDS, self._transport.close)
         else:
@@ -81,7 +106,27 @@ class Connection:
         """Wait no longer for a client that was told already."""
         if self._lingering is not None:
             self._lingering.cancel()
-            self._transport.close()
+            if self._is_tls:
+                self._leave_tls()
+            else:
+                self._transport.close()
+
+    def lost(self) -> None:
+        """There is nothing left to end."""
+        if self._lingering is not None:
+            self._lingering.cancel()
+
+    def _leave_tls(self) -> None:
+        """Wait no longer for the client's word, as if it had ended; what is on its way to it still leaves."""
+        if self._transport.get_write_buffer_size():
+            # Its reader is slow. For how long it may be, the transport knows (`ssl_shutdown_timeout`).
+            self._lingering = self._loop.call_later(LOOK_SECONDS, self._leave_tls)
+            return
+        self._lingering = self._loop.call_later(LAST_BYTES_SECONDS, self._transport.abort)
+        descriptor = self._transport.get_extra_info("socket").fileno()
+        # It has left itself, perhaps.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as ours:
+            ours.shutdown(socket.SHUT_RD)
 
     def _flush(self) -> None:
         self._flushing = None

@@ -13,6 +13,7 @@ byte of it consumed, and goes the ordinary way, which alone refuses. Who may com
 
 import asyncio
 import time
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Protocol
 
@@ -20,10 +21,21 @@ from starlette.responses import Response
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from app.api.edge import Edge, Seen, failure_response, usable_request_id
+from app.api.edge import (
+    SECURITY_HEADERS,
+    CallersConnection,
+    Edge,
+    Seen,
+    failure_response,
+    refused_seconds,
+    usable_request_id,
+)
 from app.api.job_parameters import key_from, trace_from
 from app.api.jobs import fingerprint, plain_answer, submitted_response
 from app.engine.intake import Intake
+from app.errors import RateLimited
+from app.identity.limits import RequestRate
+from app.identity.scopes import Scope as KeyScope
 from app.jobs.submission import parse_job
 from app.server.framing import END_OF_HEAD
 from app.server.protocol import PacedProtocol
@@ -31,6 +43,7 @@ from app.store.idempotency import Receipt, Submission
 
 REQUEST_LINE = b"POST /jobs HTTP/1.1\r\n"
 PATH = "/jobs"
+SCOPE = KeyScope.JOBS_WRITE
 MAX_HEAD_BYTES = 8 * 1024
 # How long a head waits for its body here; a client that means to send it is quicker.
 HELD_SECONDS = 0.02
@@ -73,8 +86,12 @@ _PRINTABLE = bytes(range(0x20, 0x7F))
 _SCOPE: Scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": PATH, "headers": []}
 
 
-class Asker(Protocol):
+class Asker(CallersConnection, Protocol):
     """The connection that a request came by."""
+
+    # What its last request began with, and the headers in that, if they were of use.
+    last_head: bytes
+    last_headers: dict[bytes, bytes] | None
 
     def answer(self, status: int, headers: bytes, body: bytes) -> None:
         """Write the whole answer; harmless when the client has left."""
@@ -101,7 +118,11 @@ class DirectSubmissions:
         end = data.find(END_OF_HEAD)
         if not 0 < end <= MAX_HEAD_BYTES or self._edge.not_yet is not None:
             return False
-        headers = _headers(data[len(REQUEST_LINE) : end])
+        head = data[len(REQUEST_LINE) : end]
+        # Most clients say the same words with each of their requests.
+        if head != asker.last_head:
+            asker.last_head, asker.last_headers = head, _headers(head)
+        headers = asker.last_headers
         if headers is None:
             return False
         begins = end + len(END_OF_HEAD)
@@ -123,9 +144,21 @@ class DirectSubmissions:
     def _submit(self, headers: dict[bytes, bytes], body: bytes, asker: Asker, began: float) -> bool:
         request_id = usable_request_id(headers.get(b"x-request-id", b""))
         host = headers.get(b"host")
-        seen = Seen(host, int(host is not None), len(body), False, None, None, request_id)
-        tenant = self._edge.admit(_SCOPE, seen)
-        job = parse_job(body, tenant, self._max_depth)
+        seen = Seen(
+            host,
+            int(host is not None),
+            len(body),
+            False,
+            None,
+            None,
+            request_id,
+            headers.get(b"authorization"),
+        )
+        account = self._edge.admit(_SCOPE, seen, began)
+        if account is None or account.jobs is not None:
+            return False
+        account.require(SCOPE)
+        job = parse_job(body, account.tenant, self._max_depth)
         trace = trace_from(
             request_id.decode(), _text(headers.get(b"traceparent")), _text(headers.get(b"tracestate"))
         )
@@ -134,14 +167,35 @@ class DirectSubmissions:
             trace.traceparent,
             trace.tracestate,
         )
-        submission = Submission([job], tenant)
+        submission = Submission([job], account.tenant)
         key = headers.get(b"idempotency-key")
         if key is not None:
             submission.idempotency_key = key_from(key.decode())
             submission.fingerprint = fingerprint(PATH, body)
-        return self._intake.take(submission, partial(self._tell, asker, request_id, began))
+        rate = account.rate
+        try:
+            self._edge.count_in(account, asker, began)
+        except RateLimited as refusal:
+            # Told from here: to whoever asks too often a refusal should cost us as little as may be. Without
+            # its trace, which would hold this very frame: garbage that only a collection finds.
+            told = refusal.with_traceback(None)
+            tell = partial(self._tell, asker, request_id, None, began, told)
+            asyncio.get_running_loop().call_later(refused_seconds(), tell)
+            return True
+        if self._intake.take(submission, partial(self._tell, asker, request_id, rate, began)):
+            return True
+        if rate is not None:
+            rate.give_back()
+        return False
 
-    def _tell(self, asker: Asker, request_id: bytes, began: float, outcome: Receipt | Exception) -> None:
+    def _tell(
+        self,
+        asker: Asker,
+        request_id: bytes,
+        rate: RequestRate | None,
+        began: float,
+        outcome: Receipt | Exception,
+    ) -> None:
         if isinstance(outcome, Receipt) and not outcome.replayed and outcome.answers is None:
             status, job_id = 202, outcome.job_ids[0].encode()
             body = plain_answer(job_id)
@@ -149,8 +203,10 @@ class DirectSubmissions:
         else:
             response = self._response(outcome, request_id)
             status, body = response.status_code, bytes(response.body)
-            sent = [*response.raw_headers, (b"x-request-id", request_id)]
-            headers = b"".join([b"%b: %b\r\n" % each for each in sent])
+            sent = [*response.raw_headers, *SECURITY_HEADERS, (b"x-request-id", request_id)]
+            headers = _lines(sent)
+        if rate is not None:
+            headers += rate.lines()
         asker.answer(status, headers, body)
         self._count(status, time.perf_counter() - began)
 
@@ -171,9 +227,15 @@ class DirectSubmissions:
         return submitted_response(outcome)
 
 
+def _lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return b"".join([b"%b: %b\r\n" % each for each in headers])
+
+
 # As `submitted_response` has them, and the edge; a test holds the two together.
 _ACCEPTED_HEADERS = (
-    b"content-length: %d\r\ncontent-type: application/json\r\nlocation: /jobs/%b\r\nx-request-id: %b\r\n"
+    b"content-length: %d\r\ncontent-type: application/json\r\nlocation: /jobs/%b\r\n"
+    + _lines(SECURITY_HEADERS)
+    + b"x-request-id: %b\r\n"
 )
 
 
@@ -269,6 +331,8 @@ class ShortWay(PacedProtocol):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
+        self.last_head = b""
+        self.last_headers: dict[bytes, bytes] | None = None
         # A head whose body is about to come, and when it is not waited for any longer.
         self._held = b""
         self._held_until: asyncio.TimerHandle | None = None

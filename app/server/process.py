@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import structlog
 import uvicorn
@@ -20,14 +22,22 @@ from app.foreman import Foreman
 from app.main import create_app
 from app.server import ServeError
 from app.server.direct_submissions import DirectSubmissions, with_short_way
+from app.server.first_key import provide_first_key
 from app.server.postgres import PostgresKeeper
 from app.server.protocol import paced
+from app.server.secret_keys import refuse_wrong_keys
+from app.server.tls import configured
 from app.store.migrate import migrate
 from app.store.outage import REMIND_SECONDS, Cause, PostgresError, Trouble, cause_of, words_of
 from foreman_client.wire import without_password
 
 log = structlog.get_logger()
 
+FIRST_KEY = """
+The first API key of this server, with all rights. Keep it: it is not shown again.
+
+  export FOREMAN_API_KEY={key}
+"""
 # How often a database that is not there yet is asked.
 DATABASE_RETRY_SECONDS = 1.0
 # How long a starting process may keep those waiting who come meanwhile, before it says that it is not ready.
@@ -50,7 +60,9 @@ async def _start_patiently(foreman: Foreman, tell: Callable[[Cause], None]) -> N
     while True:
         try:
             await migrate(url)
+            await refuse_wrong_keys(url, foreman.outgoing.box)
             await foreman.start()
+            await provide_first_key(foreman.settings, foreman.database, _print_key)
         except (Unavailable, PostgresError) as problem:
             beneath = problem if isinstance(problem, PostgresError) else problem.__cause__ or problem
         else:
@@ -72,6 +84,11 @@ async def _start_patiently(foreman: Foreman, tell: Callable[[Cause], None]) -> N
             )
             said = cause, now
         await asyncio.sleep(DATABASE_RETRY_SECONDS)
+
+
+def _print_key(key: str) -> None:
+    # For the person who started it, this once; never by way of the log.
+    print(FIRST_KEY.format(key=key), flush=True)  # noqa: T201
 
 
 class _Server(uvicorn.Server):
@@ -103,8 +120,35 @@ class _Server(uvicorn.Server):
         self._beginning = asyncio.create_task(self._begin())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._settled.wait(), HEAD_START_SECONDS)
-        await super().startup(sockets)
+        if self.config.ssl is None:
+            await super().startup(sockets)
+        else:
+            await super().startup([])
+            await self._listen_by_tls(sockets or [], self.config.ssl)
         self._listening.set()
+
+    async def _listen_by_tls(self, sockets: list[socket.socket], context: ssl.SSLContext) -> None:
+        """As uvicorn's startup does it, which leaves a minute to a client that connects and says nothing."""
+        settings, config = self._foreman.settings, self.config
+        protocol = partial(
+            config.http_protocol_class,
+            config,  # type: ignore[call-arg]  # of asyncio's protocols in general nothing more is known
+            self.server_state,
+            self.lifespan.state,
+        )
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                protocol,
+                sock=each,
+                ssl=context,
+                backlog=config.backlog,
+                ssl_handshake_timeout=settings.request_timeout_seconds,
+                # An answer that ends the connection has that long to be taken; see app/server/connection.py.
+                ssl_shutdown_timeout=settings.slow_reader_seconds,
+            )
+            for each in sockets
+        ]
 
     async def _begin(self) -> None:
         try:
@@ -155,8 +199,12 @@ def serve_here(
     foreman: Foreman = edge.app.state.foreman
     keeper = PostgresKeeper(postgres, foreman.database.outage)
 
-    async def watch_postgres() -> None:
+    tls = configured(settings)
+
+    async def look_around() -> None:
         keeper.look()
+        if tls is not None:
+            tls.look()
 
     protocol = paced(settings.request_timeout_seconds, settings.slow_reader_seconds)
     if settings.role != "worker":
@@ -177,7 +225,8 @@ def serve_here(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=int(settings.shutdown_grace_seconds) + 5,
         backlog=4096,
-        callback_notify=watch_postgres,
+        ssl_context_factory=None if tls is None else lambda _config, _usual: tls.context,
+        callback_notify=look_around,
         timeout_notify=1,
     )
     server = _Server(config, edge, on_ready)

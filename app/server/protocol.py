@@ -26,12 +26,14 @@ from http import HTTPStatus
 from typing import Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from app.api.edge import EVENT_STREAM
+from app.api.edge import CONNECTION, EVENT_STREAM
 from app.api.open_streams import AT_ONCE
 from app.api.problems import problem_body
 from app.errors import ForemanError, HeadersTooLarge, MethodNotAllowed, RequestTimeout, Unparsable
+from app.identity.account import Account
 from app.server.at_once import AnswerAtOnce
 from app.server.connection import Connection, Flow
 from app.server.framing import (
@@ -94,9 +96,14 @@ class PacedProtocol(HttpToolsProtocol):
         self._idle = IdleTimer(self.loop, self.timeout_keep_alive, self.timeout_keep_alive_handler)
         self._timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
+        # Whose requests come by it; behind a proxy that may change with each of them.
+        self.account: Account | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if self.scheme == "https":
+            # TLS would hold half a megabyte for each slow reader.
+            transport.set_write_buffer_limits(HIGH_WATER_LIMIT)
         self._connection = Connection(transport, self.loop, self._stop_listening)
         self.transport = self._connection  # type: ignore[assignment]
         self.flow: Flow = Flow(transport)
@@ -108,7 +115,9 @@ class PacedProtocol(HttpToolsProtocol):
             self._timer.cancel()
         self._idle.cancel()
         self._reader_took_something()
-        self._connection.end()
+        self._connection.lost()
+        if self.account is not None:
+            self.account.connections.discard(self)
         super().connection_lost(exc)
 
     def shutdown(self) -> None:
@@ -136,7 +145,7 @@ class PacedProtocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._reader_timer is None:
-            self._reader_timer = self.loop.call_later(self.reader_timeout, self._hang_up)
+            self._reader_timer = self.loop.call_later(self.reader_timeout, self._leave_slow_reader)
 
     def resume_writing(self) -> None:
         self._reader_took_something()
@@ -147,11 +156,21 @@ class PacedProtocol(HttpToolsProtocol):
             self._reader_timer.cancel()
             self._reader_timer = None
 
-    def _hang_up(self) -> None:
-        # Not close: that would wait for the buffers to drain into a reader that takes nothing.
+    def _leave_slow_reader(self) -> None:
         self._reader_timer = None
         SLOW_READERS.inc()
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        # Not close: that would wait for the buffers to drain into a reader that takes nothing.
         self.transport.abort()
+
+    def belong_to(self, account: Account) -> None:
+        """Raises RateLimited when that account has too many."""
+        account.comes_by(self)
+        if self.account is not None:
+            self.account.connections.discard(self)
+        self.account = account
 
     def data_received(self, data: bytes) -> None:
         if self._unread is not None:
@@ -288,7 +307,7 @@ class PacedProtocol(HttpToolsProtocol):
         self._progress()
         length = body_length(self.headers)
         super().on_headers_complete()
-        extensions: dict[str, Any] = {AT_ONCE: AnswerAtOnce(self.cycle)}
+        extensions: dict[str, Any] = {AT_ONCE: AnswerAtOnce(self.cycle), CONNECTION: self}
         self.scope["extensions"] = extensions
         self._place = length
         if self._place == IN_CHUNKED_BODY:

@@ -23,6 +23,7 @@ from app.embedded.processes import ends_with_parent
 from app.server import ServeError
 from app.server.postgres import PostgresKeeper, database, restart_seconds
 from app.server.process import serve_here
+from app.server.tls import configured
 from app.targets.config import from_environment
 from app.telemetry import configure_logging
 from app.webhooks.outgoing import Outgoing
@@ -37,6 +38,7 @@ def serve(settings: Settings) -> None:
     # Wrong settings are said before anything is started.
     Outgoing(settings)
     from_environment(settings.ollama_url, settings.ollama_slots, settings.targets)
+    configured(settings)
     with listening_socket(settings) as listener, database(settings) as (ready, postgres):
         # For the person who typed `make run`.
         greet = partial(print, greeting(ready, listener, embedded=postgres is not None), flush=True)
@@ -74,17 +76,25 @@ def listening_socket(settings: Settings) -> Iterator[socket.socket]:
 def greeting(settings: Settings, listener: socket.socket, *, embedded: bool) -> str:
     """What a stranger needs in the first minute: two lines to paste."""
     host, port = listener.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # by which name it is called from here
+    scheme, curl = ("http", "curl -s") if settings.tls_cert is None else ("https", "curl -sk")
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
     where = f"embedded PostgreSQL in {settings.data_dir}" if embedded else "PostgreSQL"
     if settings.role == "worker":
         return f"\nForeman works ({where}); health at {url}/healthz\n"
     reach = "\nWebhooks and http jobs may call this machine (loopback)." if embedded else ""
+    # By an address: the certificate is for a name.
+    unproven = "" if settings.tls_cert is None else " (-k: the certificate need not be for this address)"
+    if settings.auth == "on":
+        curl += ' -H "Authorization: Bearer $FOREMAN_API_KEY"'
+        reach = ""
+    callers = "callers need an API key" if settings.auth == "on" else "no authentication, this machine only"
     submit = '{"model": "echo", "messages": [{"role": "user", "content": "Hello, Foreman!"}]}'
     return (
-        f"\nForeman listens on {url} ({where}; no authentication, this machine only){reach}\n\n"
-        "Submit a job, then read the newest one:\n\n"
-        f"  curl -s {url}/jobs -d '{submit}'\n"
-        f"  curl -s \"{url}/jobs/$(curl -s '{url}/jobs?limit=1' | cut -d'\"' -f6)?wait=10\"\n"
+        f"\nForeman listens on {url} ({where}; {callers}){reach}\n\n"
+        f"Submit a job, then read the newest one{unproven}:\n\n"
+        f"  {curl} {url}/jobs -d '{submit}'\n"
+        f"  {curl} \"{url}/jobs/$({curl} '{url}/jobs?limit=1' | cut -d'\"' -f6)?wait=10\"\n"
     )
 
 
@@ -164,6 +174,8 @@ class _Parent:
         finally:
             each.said.close()
         if self._is_ready:
+            if problem is not None:
+                log.error("serve.process_not_started", problem=problem)
             return
         if problem is None:
             self._is_ready = True

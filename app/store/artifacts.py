@@ -11,6 +11,7 @@ from dataclasses import astuple, dataclass
 import msgspec
 import orjson
 
+from app.errors import RateLimited
 from app.store.changes import Changes
 from app.store.database import Database, Runner, in_transaction
 from app.store.events import NewEvent, append
@@ -31,6 +32,9 @@ class NewArtifact:
     data: bytes | None = None
     location: str | None = None
 
+
+# A job that has all the artifacts it may have keeps them.
+FULL_RETRY_SECONDS = 60.0
 
 LEASE = "SELECT lease_token = $3 AND state IN ('loading', 'working') FROM jobs WHERE id = $1 AND tenant = $2"
 
@@ -73,10 +77,14 @@ RETURNING (SELECT count(*) FROM before) = 0 AS is_new
 """
 
 
-async def put(database: Database, artifact: NewArtifact, lease_token: str) -> Changes[bool]:
+COUNT = "SELECT count(*) FROM artifacts WHERE job_id = $1"
+
+
+async def put(database: Database, artifact: NewArtifact, lease_token: str, most: int) -> Changes[bool]:
     """Make it visible, with a log entry that tells of it: so the job's seq, and its ETag, change too.
 
-    Answers whether it is new or replaced one; nothing when the lease was lost.
+    Answers whether it is new or replaced one; nothing when the lease was lost. Raises RateLimited where the job would have
+    more than `most`.
     """
     document = {"name": artifact.name, "content_type": artifact.content_type, "size": artifact.size}
     message = f"artifact {artifact.name} ({artifact.size} bytes)"
@@ -88,6 +96,8 @@ async def put(database: Database, artifact: NewArtifact, lease_token: str) -> Ch
         if appended.answers[0] is None:
             return Changes()
         [row] = await runner.fetch(PUT, *astuple(artifact))
+        if row["is_new"] and (await runner.fetch(COUNT, artifact.job_id))[0]["count"] > most:
+            raise RateLimited(f"A job may have {most} artifacts.", retry_after=FULL_RETRY_SECONDS)
         return Changes([bool(row["is_new"])], jobs=appended.jobs, counts=appended.counts)
 
     return await in_transaction(database, steps)
@@ -113,7 +123,7 @@ WHERE a.job_id = $1 AND a.name = $2 AND j.tenant = $3
 
 
 async def get(database: Database, job_id: str, name: str, tenant: str) -> Artifact | None:
-    return as_row(Artifact, await database.fetchrow(GET, job_id, name, tenant))
+    return as_row(Artifact, await database.of(tenant).fetchrow(GET, job_id, name, tenant))
 
 
 ADD_CHUNK = "INSERT INTO artifact_chunks (upload_id, number, data) VALUES ($1, $2, $3)"

@@ -130,11 +130,11 @@ LIST = f"SELECT {_COLUMNS} FROM bulk_operations WHERE tenant = $1 ORDER BY id DE
 
 
 async def get(database: Database, operation_id: str, tenant: str) -> Operation | None:
-    return as_row(Operation, await database.fetchrow(GET, operation_id, tenant))
+    return as_row(Operation, await database.of(tenant).fetchrow(GET, operation_id, tenant))
 
 
 async def list_operations(database: Database, tenant: str, limit: int) -> list[Operation]:
-    return as_rows(Operation, await database.fetch(LIST, tenant, limit))
+    return as_rows(Operation, await database.of(tenant).fetch(LIST, tenant, limit))
 
 
 STOP = f"""

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from msgspec import Struct
 
 from app.errors import Unavailable
+from app.jobs.lanes import ALL_LANES
 from app.jobs.queue_settings import QueueRules
 from app.jobs.states import Verb
 from app.store import fair, limits
@@ -347,9 +348,10 @@ class Claims:
             self._closed.put(rules.name, (reason, ends))
         return claimed
 
-    async def heads(self, queues: Collection[str]) -> list[Head]:
-        """The head of every lane that has claimable work in these queues; from where claims would begin."""
-        return await heads_of(self._database, queues, self._low_water)
+    async def heads(self, queues: Collection[str], within: tuple[str, str] = ALL_LANES) -> list[Head]:
+        """The head of every lane that has claimable work in these queues, of those between two; from where claims would
+        begin."""
+        return await heads_of(self._database, queues, self._low_water, within)
 
     def lease_seconds(self, queue: str, default: float) -> float:
         """The queue's own lease, for claimers that name none."""

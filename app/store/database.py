@@ -13,9 +13,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, ClassVar, Protocol, TypeVar
 
 import asyncpg
+import structlog
 
 from app.errors import DatabaseUnavailable, InvalidRequest
 from app.store.outage import Outage, cause_of
+
+log = structlog.get_logger()
 
 # Nothing of such a statement was done: PostgreSQL undid it to let others go on (40001, 40P01), or did not even
 # begin because its prepared form no longer fits the table (a newer version added a column).
@@ -133,9 +136,12 @@ class Connection(asyncpg.Connection):  # type: ignore[misc]  # the driver has no
 class Database:
     """A pool that heals by itself. `open` once, `close` once."""
 
-    def __init__(self, url: str, *, pooled: bool = False, size: int = 10) -> None:
+    def __init__(self, url: str, *, pooled: bool = False, size: int = 10, fences: bool = False) -> None:
         """`pooled`: behind a PgBouncer in transaction mode the server's connection changes under us, and with
-        it the prepared statements; and it refuses start-up settings that it does not know."""
+        it the prepared statements; and it refuses start-up settings that it does not know.
+
+        `fences`: what is read for a tenant is read as a role that sees nothing else (see migration 0021)."""
+        self.fences = fences
         self._url = asyncpg_url(url)
         self._pooled = pooled
         self._statement_cache = 0 if pooled else 256
@@ -166,6 +172,9 @@ class Database:
                 connection_class=Connection,
                 server_settings=self._settings,
             )
+        if self.fences and not await self.fetchval(MAY_FENCE):
+            log.warning("database.no_row_security", problem="The role foreman_tenant could not be made.")
+            self.fences = False
 
     async def close(self) -> None:
         if self._pool is not None:
@@ -241,6 +250,10 @@ class Database:
 
             return await _until_done(planned)
 
+    def of(self, tenant: str) -> "Reads":
+        """For what is read on behalf of a tenant, and of nobody else."""
+        return _TenantReads(self, tenant) if self.fences else self
+
     # Each of these is a whole transaction, and tried again when PostgreSQL undid it. A block that is a transaction
     # of several statements is not: only who wrote it knows what else happened in it. It raises `Unavailable`.
 
@@ -278,6 +291,60 @@ class Database:
 
     async def execute(self, statement: str, *arguments: Any) -> str:
         return str(await self._once(lambda connection: connection.execute(statement, *arguments)))
+
+
+class Reads(Protocol):
+    """What reads of a tenant are asked of: the database, or the part of it that the tenant sees."""
+
+    async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]: ...
+
+    async def fetch_planned(self, statement: str, *arguments: Any) -> list[asyncpg.Record]: ...
+
+    async def fetchrow(self, statement: str, *arguments: Any) -> asyncpg.Record | None: ...
+
+    async def fetchval(self, statement: str, *arguments: Any) -> Any: ...
+
+
+# Set for one transaction, so that it is gone with it, also behind a PgBouncer.
+AS_TENANT = "SELECT set_config('role', 'foreman_tenant', true), set_config('foreman.tenant', $1, true)"
+MAY_FENCE = """
+SELECT coalesce((SELECT pg_has_role(current_user, oid, 'MEMBER') FROM pg_roles WHERE rolname = 'foreman_tenant'), false)
+   AND (SELECT relrowsecurity FROM pg_class WHERE oid = to_regclass('jobs'))
+"""
+
+
+class _TenantReads:
+    """Reads as a role to which PostgreSQL shows one tenant's rows only: whatever a statement forgot to ask."""
+
+    __slots__ = ("_database", "_tenant")
+
+    def __init__(self, database: Database, tenant: str) -> None:
+        self._database = database
+        self._tenant = tenant
+
+    async def _run(self, run: Callable[[Any], Awaitable[T]], settings: str = "") -> T:
+        async def once() -> T:
+            async with self._database.begin(connection):
+                if settings:
+                    await connection.execute(settings)
+                await connection.execute(AS_TENANT, self._tenant)
+                return await run(connection)
+
+        async with self._database.connection() as connection:
+            return await _until_done(once)
+
+    async def fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        return await self._run(lambda connection: connection.fetch(statement, *arguments))
+
+    async def fetch_planned(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        settings = "SET LOCAL plan_cache_mode = force_custom_plan"
+        return await self._run(lambda connection: connection.fetch(statement, *arguments), settings)
+
+    async def fetchrow(self, statement: str, *arguments: Any) -> asyncpg.Record | None:
+        return await self._run(lambda connection: connection.fetchrow(statement, *arguments))
+
+    async def fetchval(self, statement: str, *arguments: Any) -> Any:
+        return await self._run(lambda connection: connection.fetchval(statement, *arguments))
 
 
 async def in_transaction(runner: Runner, steps: Callable[[Runner], Awaitable[T]]) -> T:

@@ -1,6 +1,6 @@
 """enqueue: → queued. Many submissions, one statement, one commit."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
@@ -332,13 +332,28 @@ def _refusal(parent: asyncpg.Record | None, tenant: str) -> ForemanError | None:
     return None
 
 
-RELATED = "SELECT id, tenant, state, deadline, cancel_requested_at FROM jobs WHERE id = ANY ($1::text[]) ORDER BY id"
+# Each by its id and tenant: what is another's is neither held nor waited for.
+RELATED = """
+SELECT j.id, j.tenant, j.state, j.deadline, j.cancel_requested_at
+FROM (
+    SELECT DISTINCT id COLLATE "C" AS id, tenant FROM unnest($1::text[], $2::text[]) AS named (id, tenant) ORDER BY 1
+) AS named
+CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = named.id AND tenant = named.tenant LIMIT 1 {lock}) AS j
+"""
 # The parent cannot be cancelled between this look and our insert, so no child is missed.
-LOCK_PARENTS = RELATED + " FOR SHARE"
+LOCK_PARENTS = RELATED.format(lock="FOR SHARE")
 
 
 async def lock_parents(connection: Runner, jobs: Sequence[NewJob]) -> dict[str, asyncpg.Record]:
-    wanted = sorted({job.parent_id for job in jobs if job.parent_id})
-    if not wanted:
+    named = [(job.parent_id, job.tenant) for job in jobs if job.parent_id]
+    return await lock_named(connection, LOCK_PARENTS, named)
+
+
+async def lock_named(
+    connection: Runner, statement: str, named: Collection[tuple[str, str]]
+) -> dict[str, asyncpg.Record]:
+    """Jobs by id and tenant, held in the order of their ids."""
+    if not named:
         return {}
-    return {record["id"]: record for record in await connection.fetch(LOCK_PARENTS, wanted)}
+    ids, tenants = [job_id for job_id, _ in named], [tenant for _, tenant in named]
+    return {record["id"]: record for record in await connection.fetch(statement, ids, tenants)}

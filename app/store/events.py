@@ -142,6 +142,8 @@ class Want:
     types: tuple[str, ...] | None = None
     max_rows: int = 200
     max_bytes: int = 64 * 1024
+    # Whose job it must be: of another's nothing is read, not even how much there would be.
+    tenant: str | None = None
 
     @property
     def chatty(self) -> bool:
@@ -172,9 +174,11 @@ class Page:
 # fetching what lies in TOAST, and the first event comes however large it is.
 READ = f"""
 SELECT w.position, j.tenant, j.kind, j.state AS job_state, j.seq AS job_seq, e.bytes, {columns(Event, "e")}
-FROM unnest($1::text[], $2::int[], $3::text[], $4::bool[], $5::int[], $6::int[])
-    WITH ORDINALITY AS w (job_id, after, types, chatty, max_rows, max_bytes, position)
-CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = w.job_id LIMIT 1) AS j
+FROM unnest($1::text[], $2::int[], $3::text[], $4::bool[], $5::int[], $6::int[], $7::text[])
+    WITH ORDINALITY AS w (job_id, after, types, chatty, max_rows, max_bytes, tenant, position)
+CROSS JOIN LATERAL (
+    SELECT * FROM jobs WHERE id = w.job_id AND (w.tenant IS NULL OR tenant = w.tenant) LIMIT 1
+) AS j
 LEFT JOIN LATERAL (
     SELECT page.*, octet_length(page.data) AS own,
            sum(coalesce(octet_length(page.data), 0)) OVER (ORDER BY page.seq) AS bytes
@@ -184,7 +188,7 @@ LEFT JOIN LATERAL (
          ORDER BY seq LIMIT w.max_rows)
         UNION ALL
         (SELECT {columns(Event)} FROM events
-         WHERE job_id = w.job_id AND {span("job_id", "$7", "$8")} AND seq > w.after AND j.seq > w.after
+         WHERE job_id = w.job_id AND {span("job_id", "$8", "$9")} AND seq > w.after AND j.seq > w.after
            AND (w.types IS NULL OR type = ANY (w.types::text[]))
          ORDER BY seq LIMIT w.max_rows)
         UNION ALL
@@ -207,7 +211,7 @@ async def read_pages(database: Database, wants: Sequence[Want]) -> list[Page | N
         *arrays(wants, "job_id", "after"),
         # Names of types need no quoting; see jobs.submission.EVENT_TYPE.
         [None if want.types is None else "{" + ",".join(want.types) + "}" for want in wants],
-        *arrays(wants, "chatty", "max_rows", "max_bytes"),
+        *arrays(wants, "chatty", "max_rows", "max_bytes", "tenant"),
         *first_and_last(want.job_id for want in wants),
     )
     pages: list[Page | None] = [None] * len(wants)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from app.jobs.lanes import ALL_LANES
 from app.store.database import Database
 from app.store.low_water import LowWater
 from app.store.tables.live import IN_LANES
@@ -111,23 +112,25 @@ WHERE NOT EXISTS (SELECT 1 FROM queues WHERE name = found.queue AND paused_at IS
 """
 # A look at more known lanes than this costs more than to search for them all.
 MAX_KNOWN = 500
-# Behind the name of every lane.
-LAST_LANE = "\U0010ffff"
 
 
 async def heads_of(
-    database: Database, queues: Collection[str], low_water: LowWater | None = None
+    database: Database,
+    queues: Collection[str],
+    low_water: LowWater | None = None,
+    within: tuple[str, str] = ALL_LANES,
 ) -> list[Head]:
-    """The head of every lane that has claimable work in these queues, unless they are paused."""
+    """The head of every lane that has claimable work in these queues, unless they are paused; of those between two."""
+    first, last = within
     marks = LowWater() if low_water is None else low_water
     spans: list[tuple[object, ...]] = []
     gaps: list[tuple[str, str, str]] = []
     for queue, known in marks.lanes(queues).items():
-        lanes = known if len(known) <= MAX_KNOWN else []
+        lanes = [lane for lane in known if first < lane < last] if len(known) <= MAX_KNOWN else []
         for lane in lanes:
             ranges = marks.ranges(queue, [lane])
             spans += [(queue, lane, each.low, each.high, each.mark) for each in ranges]
-        gaps += [(queue, *ends) for ends in itertools.pairwise(["", *lanes, LAST_LANE])]
+        gaps += [(queue, *ends) for ends in itertools.pairwise([first, *lanes, last])]
     rows = await database.fetch(
         HEADS_OF,
         *([each[n] for each in spans] for n in range(5)),

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from app.jobs.shapes import Count, JobId, Moment
+from app.jobs.tenants import scoped
 from app.store.changes import Changes
 from app.store.changes import Key as QueueKey
 from app.store.database import Database, Runner
@@ -344,11 +345,13 @@ STALE = "SELECT count(*) FROM endings WHERE queue = $1 AND concurrency_key = $2 
 MAX_SHOWN = 1000
 
 
-async def show_key(database: Database, queue: str, key: str) -> Key:
+async def show_key(database: Database, queue: str, key: str, tenant: str) -> Key:
+    """Of this tenant: others may have one of the same name."""
+    kept = scoped(tenant, key)
     async with database.connection() as connection:
-        active = as_rows(KeyHolder, await connection.fetch(ACTIVE, queue, key))
-        queued = as_rows(KeyWaiter, await connection.fetch(QUEUED, queue, key, MAX_SHOWN))
-        return Key(key, active, queued, await connection.fetchval(STALE, queue, key))
+        active = as_rows(KeyHolder, await connection.fetch(ACTIVE, queue, kept))
+        queued = as_rows(KeyWaiter, await connection.fetch(QUEUED, queue, kept, MAX_SHOWN))
+        return Key(key, active, queued, await connection.fetchval(STALE, queue, kept))
 
 
 @dataclass(slots=True)

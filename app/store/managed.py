@@ -16,12 +16,23 @@ from app.errors import ForemanError, InvalidRequest, KeyBusy, QueueFull
 from app.jobs.queue_settings import QueueRules
 from app.jobs.states import TERMINAL, State
 from app.jobs.submission import NewJob
+from app.jobs.tenants import unscoped
 from app.store import dependencies, keys
 from app.store.changes import Key
 from app.store.database import Database, Runner, in_transaction
 from app.store.depth import Demand, Depths, RevokedError
 from app.store.effects import moved
-from app.store.enqueue import RELATED, Enqueued, Rows, accept, indexed, insert, lock_parents, parent_problem
+from app.store.enqueue import (
+    RELATED,
+    Enqueued,
+    Rows,
+    accept,
+    indexed,
+    insert,
+    lock_named,
+    lock_parents,
+    parent_problem,
+)
 from app.store.idempotency import Answer, IdempotencyKeys, Receipt, Submission
 from app.store.key_memory import KeyMemory
 from app.store.keys import KeyState
@@ -246,10 +257,11 @@ def _when_full(job: NewJob, rules: QueueRules, place: KeyState) -> Answer | None
             return Answer(place.queued_id, outcome="coalesced")
         if place.active is not None:
             return Answer(*place.active, outcome="coalesced")
+    key = unscoped(job.tenant, job.concurrency_key or "")
     raise KeyBusy(
-        f"The key {job.concurrency_key} has all the jobs that it may have.",
+        f"The key {key} has all the jobs that it may have.",
         existing_job_id=place.active[0] if place.active else place.queued_id,
-        key=job.concurrency_key,
+        key=key,
     )
 
 
@@ -313,12 +325,12 @@ WITH skipped AS (
 
 # Like parents (see enqueue), in the same order, the jobs that new ones wait for: none of them ends between this look
 # and the commit without finding out that someone waits.
-LOCK_RELATED = RELATED + " FOR NO KEY UPDATE"
+LOCK_RELATED = RELATED.format(lock="FOR NO KEY UPDATE")
 
 
 async def _lock_related(connection: Runner, jobs: Sequence[NewJob]) -> dict[str, asyncpg.Record]:
-    awaited = {name for job in jobs for name in job.depends_on or ()}
+    awaited = {(name, job.tenant) for job in jobs for name in job.depends_on or ()}
     if not awaited:
         return await lock_parents(connection, jobs)
-    parents = {job.parent_id for job in jobs if job.parent_id}
-    return {row["id"]: row for row in await connection.fetch(LOCK_RELATED, sorted(parents | awaited))}
+    parents = {(job.parent_id, job.tenant) for job in jobs if job.parent_id}
+    return await lock_named(connection, LOCK_RELATED, parents | awaited)

@@ -374,14 +374,14 @@ async def deliveries_of(
     database: Database, job_id: str, tenant: str, after: int, limit: int
 ) -> list[Delivery]:
     """A job's deliveries in order."""
-    return as_rows(Delivery, await database.fetch(OF_JOB, job_id, tenant, after, limit))
+    return as_rows(Delivery, await database.of(tenant).fetch(OF_JOB, job_id, tenant, after, limit))
 
 
 KNOWN = "SELECT true FROM jobs WHERE id = $1 AND tenant = $2"
 
 
 async def job_exists(database: Database, job_id: str, tenant: str) -> bool:
-    return await database.fetchval(KNOWN, job_id, tenant) is not None
+    return await database.of(tenant).fetchval(KNOWN, job_id, tenant) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,7 +432,7 @@ async def list_deliveries(
 ) -> list[Delivery]:
     """Those of the newest jobs first."""
     statement, arguments = list_statement(wanted, tenant, limit)
-    return as_rows(Delivery, await database.fetch_planned(statement, *arguments))
+    return as_rows(Delivery, await database.of(tenant).fetch_planned(statement, *arguments))
 
 
 # How often a delivery is looked for: in the moment in which it is recorded, a statement finds it in neither table.

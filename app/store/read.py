@@ -10,9 +10,11 @@ import orjson
 
 from app.jobs.ids import id_floor
 from app.jobs.states import RUNNING, State
+from app.jobs.tenants import DEFAULT_TENANT
 from app.store.database import Database
 from app.store.job import Job, JobSummary
 from app.store.rows import as_row, columns
+from app.store.tables.job import OF_OTHER_TENANTS
 from app.store.tables.live import IN_LANES
 
 _ARTIFACTS = """(
@@ -32,15 +34,7 @@ FROM jobs j WHERE j.id = $1 AND j.tenant = $2
 
 
 async def get_job(database: Database, job_id: str, tenant: str) -> Job | None:
-    return as_row(Job, await database.fetchrow(GET, job_id, tenant))
-
-
-EXISTS = "SELECT true FROM jobs WHERE id = $1"
-
-
-async def exists(database: Database, job_id: str) -> bool:
-    """Whether there is such a job, whosesoever it is."""
-    return await database.fetchval(EXISTS, job_id) is not None
+    return as_row(Job, await database.of(tenant).fetchrow(GET, job_id, tenant))
 
 
 # Counted no further than an answer needs: "10,000 or more" is all that anybody wants to know.
@@ -174,6 +168,8 @@ def ways(wanted: Filter, arguments: list[object]) -> list[list[Look]]:
     if wanted.model is not None:
         model = 1 + arguments.index(wanted.model)
         found.append([Look(("tenant", "model", "id"), f"$1, ${model}, {{id}}", "model IS NOT NULL")])
+    if arguments[0] != DEFAULT_TENANT:
+        found.append([Look(("tenant", "id"), "$1, {id}", OF_OTHER_TENANTS)])
     return found or [[Look(("id",), "{id}")]]
 
 
@@ -253,7 +249,19 @@ async def list_jobs(
         further = replace(wanted, before=page.next_before)
         rest = await _look(database, further, tenant, limit - len(page.jobs), looked)
         page = Page(page.jobs + rest.jobs, rest.next_before)
+    if database.fences:
+        page.jobs = await _behind_the_fence(database, tenant, page.jobs)
     return page
+
+
+VISIBLE = "SELECT id FROM jobs WHERE id = ANY ($1::text[])"
+
+
+async def _behind_the_fence(database: Database, tenant: str, jobs: Sequence[JobSummary]) -> list[JobSummary]:
+    """Those that the tenant sees, which should be all. Not how they are looked for: among other tenants' jobs a look
+    that saw its own alone would not know how far it has come."""
+    seen = {row["id"] for row in await database.of(tenant).fetch(VISIBLE, [job.id for job in jobs])}
+    return [job for job in jobs if job.id in seen]
 
 
 async def _look(database: Database, wanted: Filter, tenant: str, limit: int, looked: int) -> Page:

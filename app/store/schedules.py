@@ -6,13 +6,14 @@ from datetime import datetime
 import msgspec
 
 from app.jobs.cron import next_tick
+from app.jobs.tenants import scoped, unscoped
 from app.store.changes import Changes
 from app.store.database import Database, Runner
 from app.store.rows import as_rows, columns
 
 
 class Schedule(msgspec.Struct, gc=False):
-    """A periodic job. `job` is a submission as it was sent; `next_at` is the tick to come."""
+    """A periodic job. `job` is a submission as it was sent; `next_at` is the tick to come. `name` is as it is kept."""
 
     name: str
     tenant: str
@@ -26,6 +27,11 @@ class Schedule(msgspec.Struct, gc=False):
     last_error: str | None
     created_at: datetime
     updated_at: datetime
+
+    @property
+    def own_name(self) -> str:
+        """As its tenant knows it."""
+        return unscoped(self.tenant, self.name)
 
 
 class DueSchedule(Schedule, gc=False):
@@ -51,10 +57,10 @@ RETURNING {columns(Schedule, "s")}, xmax = 0 AS created
 async def put(
     database: Database, name: str, tenant: str, cron: str, timezone: str, job: str
 ) -> Changes[tuple[Schedule, bool]]:
-    """Make or change a schedule; answers it and whether it is new, nothing when the name is another tenant's."""
+    """Make or change a schedule; answers it and whether it is new."""
     now: datetime = (await database.fetch(NOW))[0]["now"]
     following = next_tick(cron, timezone, now)
-    records = await database.fetch(PUT, name, tenant, cron, timezone, job, following)
+    records = await database.fetch(PUT, scoped(tenant, name), tenant, cron, timezone, job, following)
     return Changes([(Schedule(*record[:-1]), record["created"]) for record in records], schedules=True)
 
 
@@ -64,14 +70,15 @@ SELECT {columns(Schedule)} FROM schedules WHERE tenant = $1 AND ($2::text IS NUL
 
 
 async def list_schedules(database: Database, tenant: str, name: str | None = None) -> list[Schedule]:
-    return as_rows(Schedule, await database.fetch(LIST, tenant, name))
+    kept = None if name is None else scoped(tenant, name)
+    return as_rows(Schedule, await database.of(tenant).fetch(LIST, tenant, kept))
 
 
 DELETE = "DELETE FROM schedules WHERE tenant = $1 AND name = $2 RETURNING name"
 
 
 async def delete(database: Database, tenant: str, name: str) -> bool:
-    return await database.fetchval(DELETE, tenant, name) is not None
+    return await database.fetchval(DELETE, tenant, scoped(tenant, name)) is not None
 
 
 # The row is held until its job is committed with it. Others skip it, and find it moved on.

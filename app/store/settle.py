@@ -40,6 +40,8 @@ class Settlement:
     fingerprint: str | None = None
     # What the run said last: an event of type `output`, before that of the verb.
     output: str | None = None
+    # Whose job it must be; who holds the lease needs not say.
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +254,7 @@ async def settle(database: Runner, settlements: Sequence[Settlement]) -> Changes
     return changes
 
 
-LAST_SETTLEMENTS = "SELECT id, state, settlement FROM jobs WHERE id = ANY ($1::text[])"
+LAST_SETTLEMENTS = "SELECT id, tenant, state, settlement FROM jobs WHERE id = ANY ($1::text[])"
 
 
 async def _without_lease(
@@ -267,7 +269,7 @@ async def _without_lease(
     late = []
     for each in settlements:
         job = known.get(each.job_id)
-        if job is None:
+        if job is None or each.tenant not in (None, job["tenant"]):
             answers[each.job_id] = Settled(each.job_id, ok=False, state=None)
             continue
         fingerprint, _, state = (job["settlement"] or "").partition(" ")
@@ -287,7 +289,9 @@ NOTE_LATE = (
 WITH late AS (
     SELECT j.id, input.verb
     FROM (SELECT * FROM unnest($1::text[], $2::text[]) AS late (id, verb) ORDER BY id COLLATE "C") AS input
-    CROSS JOIN LATERAL (SELECT id FROM jobs WHERE id = input.id LIMIT 1 FOR UPDATE) AS j
+    CROSS JOIN LATERAL (
+        SELECT id FROM jobs WHERE id = input.id AND ($3::text IS NULL OR tenant = $3) LIMIT 1 FOR UPDATE
+    ) AS j
 )
 , noted AS (
     UPDATE jobs AS j SET seq = j.seq + 1, updated_at = now()
@@ -305,10 +309,16 @@ WITH late AS (
 )
 
 
-async def note_late(database: Runner, late: Sequence[tuple[str, str]]) -> Changes[None]:
-    """Leave a late_settlement event for each (job id, verb)."""
-    noted = await database.fetch(NOTE_LATE, [job_id for job_id, _ in late], [verb for _, verb in late])
-    return Changes(jobs={row["id"] for row in noted})
+async def note_late(
+    database: Runner, late: Sequence[tuple[str, str]], tenant: str | None = None
+) -> Changes[str]:
+    """Leave a late_settlement event for each (job id, verb), of this tenant where one is named; answers the ids of those
+    that there are."""
+    noted = await database.fetch(
+        NOTE_LATE, [job_id for job_id, _ in late], [verb for _, verb in late], tenant
+    )
+    ids = [row["id"] for row in noted]
+    return Changes(ids, jobs=set(ids))
 
 
 @dataclass(frozen=True, slots=True)

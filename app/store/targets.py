@@ -22,6 +22,7 @@ class KnownTarget(msgspec.Struct, gc=False):
     name: str
     settings: str | None
     token: bytes | None
+    wake_url: bytes | None
     inventory: str | None
     answered_at: datetime | None
     resident: str | None
@@ -36,9 +37,10 @@ async def list_targets(database: Database) -> list[KnownTarget]:
 
 
 PUT = """
-INSERT INTO targets (name, settings, token) VALUES ($1, $2::jsonb, $3)
+INSERT INTO targets (name, settings, token, wake_url) VALUES ($1, $2::jsonb, $3, $5)
 ON CONFLICT (name) DO UPDATE SET
     settings = EXCLUDED.settings,
+    wake_url = EXCLUDED.wake_url,
     -- Whoever else changed the address meanwhile: a token never goes where it was not meant to go.
     token = CASE WHEN targets.settings->>'url' = $4 THEN targets.token ELSE EXCLUDED.token END,
     inventory = CASE WHEN targets.settings->>'url' = EXCLUDED.settings->>'url' THEN targets.inventory END,
@@ -49,13 +51,20 @@ RETURNING (xmax = 0) AS created
 
 
 async def put_target(
-    database: Database, name: str, settings: dict[str, Any], token: bytes | None, *, keep_token_of: str | None
+    database: Database,
+    name: str,
+    settings: dict[str, Any],
+    token: bytes | None,
+    *,
+    keep_token_of: str | None,
+    wake_url: bytes | None = None,
 ) -> bool:
     """Make or change a target; True when it is new. What is known of it goes with its address.
 
     `keep_token_of`: the URL that the token was given for; if it is still the target's, the token stays.
     """
-    return bool(await database.fetchval(PUT, name, orjson.dumps(settings).decode(), token, keep_token_of))
+    kept = orjson.dumps(settings).decode()
+    return bool(await database.fetchval(PUT, name, kept, token, keep_token_of, wake_url))
 
 
 GIVEN_FOR = "SELECT settings->>'url' FROM targets WHERE name = $1 AND token IS NOT NULL"

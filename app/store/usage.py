@@ -119,4 +119,4 @@ ORDER BY day DESC, model
 
 
 async def sums(database: Database, tenant: str, since: date, until: date, model: str | None) -> list[Usage]:
-    return [Usage(**record) for record in await database.fetch(SUMS, tenant, since, until, model)]
+    return [Usage(**record) for record in await database.of(tenant).fetch(SUMS, tenant, since, until, model)]

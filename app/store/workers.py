@@ -75,7 +75,7 @@ FROM workers w LEFT JOIN busy ON busy.worker = w.name WHERE w.tenant = $1 ORDER 
 
 async def list_workers(database: Database, tenant: str) -> list[Worker]:
     await database.execute(FORGET)
-    return as_rows(Worker, await database.fetch(LIST, tenant))
+    return as_rows(Worker, await database.of(tenant).fetch(LIST, tenant))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, structs
 
 from app.config import SettingsError
 from app.dialects import DEFAULT_DIALECT, DialectName
@@ -34,6 +35,14 @@ class WakeAction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     port: Annotated[int, Meta(ge=1, le=65535)] = 9
     url: Annotated[str, Meta(max_length=2048)] | None = None
     method: Literal["GET", "POST", "PUT"] = "POST"
+
+    def shown(self) -> "WakeAction":
+        """For those who may read it: a URL without what is often all it takes to switch a machine on."""
+        if self.url is None:
+            return self
+        parts = urlsplit(self.url)
+        origin = f"{parts.scheme}://{parts.netloc}"
+        return self if self.url in {origin, f"{origin}/"} else structs.replace(self, url=f"{origin}/…")
 
 
 TargetUrl = Annotated[str, Meta(min_length=1, max_length=2048)]

@@ -23,6 +23,7 @@ from app.secretbox import SecretBox, SecretBoxError
 from app.store import targets as store
 from app.store.changes import Changes
 from app.store.database import Database
+from app.store.secrets import TOKEN, WAKE, Kind
 from app.targets.config import TargetConfig, TargetFields, same_server
 from app.targets.inventory import Inventory
 from app.targets.prober import Prober
@@ -59,6 +60,8 @@ class Registry:
         )
         self._targets: dict[str, Target] = {}
         self._probers: dict[str, Prober] = {}
+        # What cannot be opened, and was said so: it is found again with every look at the table.
+        self._unreadable: set[tuple[str, bytes]] = set()
         self._reloader = Loop("targets", self._reload_once, interval=RELOAD_SECONDS)
         # One at a time: each of them stops and starts probers.
         self.reload = Coalesced(self._take_over)
@@ -166,8 +169,15 @@ class Registry:
         if fields.token is not None:
             if self._secret_box is None:
                 raise ValueError("FOREMAN_SECRET_KEY is needed to keep a token")
-            sealed = self._secret_box.seal(fields.token, _aad(name))
-        created = await store.put_target(self._database, name, config.settings(), sealed, keep_token_of=known)
+            sealed = self._secret_box.seal(fields.token, TOKEN.aad(name))
+        settings, wake_url = config.settings(), None
+        if self._secret_box is not None and config.wake is not None and config.wake.url is not None:
+            # Such a URL is often all it takes to switch a machine on.
+            wake_url = self._secret_box.seal(config.wake.url, WAKE.aad(name))
+            del settings["wake"]["url"]
+        created = await store.put_target(
+            self._database, name, settings, sealed, keep_token_of=known, wake_url=wake_url
+        )
         await self.reload()
         return created
 
@@ -245,14 +255,23 @@ class Registry:
     def _config_of(self, row: store.KnownTarget, settings: str) -> TargetConfig:
         fields = msgspec.convert(orjson.loads(settings), TargetFields)
         config = TargetConfig.of(row.name, fields, "api")
-        if row.token is None or self._secret_box is None:
-            return config
+        wake = config.wake
+        # One in the clear was written by a version, or at a time, that could not seal it, and is newer.
+        if wake is not None and wake.mac is None and wake.url is None:
+            url = self._opened(WAKE, row.name, row.wake_url)
+            wake = None if url is None else msgspec.structs.replace(wake, url=url)
+        return replace(config, token=self._opened(TOKEN, row.name, row.token), wake=wake)
+
+    def _opened(self, kind: Kind, name: str, sealed: bytes | None) -> str | None:
+        if sealed is None or self._secret_box is None:
+            return None
         try:
-            token = self._secret_box.open(row.token, _aad(row.name))
+            return self._secret_box.open(sealed, kind.aad(name))
         except SecretBoxError as problem:
-            log.warning("target.token_not_readable", target=row.name, problem=str(problem))
-            return config
-        return replace(config, token=token)
+            if (name, sealed) not in self._unreadable:
+                self._unreadable.add((name, sealed))
+                log.warning("target.secret_not_readable", target=name, of=kind.one, problem=str(problem))
+            return None
 
     async def _unpark(self) -> None:
         """Let go of what was held back while targets were asleep, and tell where there is work."""
@@ -267,7 +286,3 @@ class Registry:
     def _changed(self) -> None:
         for callback in self._on_change:
             callback()
-
-
-def _aad(name: str) -> str:
-    return f"target:{name}"

@@ -16,6 +16,7 @@ from app.outbound.stream import OutboundStream
 from app.targets.breaker import Breaker
 from app.targets.config import TargetConfig
 from app.targets.inventory import Inventory
+from app.telemetry import HIDDEN
 
 # For how long something that was just used is taken to be resident still. Ollama keeps models for five
 # minutes unless it is told otherwise; when it is wrong, the target loads the model a moment later.
@@ -62,6 +63,11 @@ class Target:
     def own_name(self, model: str) -> str:
         """How this target spells the model."""
         return (self.inventory.own_name(model) if self.inventory else None) or model
+
+    def without_token(self, text: str) -> str:
+        """What it said, but for the token that it was sent: some repeat what they refuse."""
+        token = self.config.token
+        return text if token is None else text.replace(token, HIDDEN)
 
     def request(
         self, method: str, path: str, content: bytes = b"", idle_seconds: float | None = None

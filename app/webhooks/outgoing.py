@@ -46,9 +46,12 @@ def _server_secrets(setting: str | None) -> list[str]:
 def for_development(settings: Settings) -> Settings:
     """The embedded development mode: this machine may be called, and a key is kept beside the data.
 
-    What was set explicitly stays.
+    What was set explicitly stays. Where callers need a key, they are not the one person at this machine, and
+    it may not be called.
     """
-    update = {"outbound_allow": ",".join(filter(None, (settings.outbound_allow, LOOPBACK)))}
+    update = {}
+    if settings.auth == "off":
+        update["outbound_allow"] = ",".join(filter(None, (settings.outbound_allow, LOOPBACK)))
     if settings.secret_key is None:
         path = settings.data_dir / KEY_FILE
         try:

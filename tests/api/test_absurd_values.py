@@ -194,6 +194,23 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "POST /dead-letters/replay": [{"filter": A_FILTER, "dry_run": False}],
     "POST /dead-letters/dismiss": [{"filter": A_FILTER, "dry_run": True}],
     "POST /bulk-operations": [{"action": "dismiss", "filter": A_FILTER, "dry_run": False}],
+    "POST /keys": [
+        {
+            "name": "absurd",
+            "tenant": "absurd",
+            "scopes": ["jobs:read"],
+            "expires_in_seconds": 60,
+            "limits": {
+                "requests_per_second": 1,
+                "requests": 1,
+                "connections": 1,
+                "streams": 1,
+                "long_polls": 1,
+                "body_bytes": 1024,
+                "jobs": 1,
+            },
+        }
+    ],
     "PUT /schedules/{name}": [{"cron": "0 0 1 1 *", "timezone": "Europe/Berlin", "job": ANOTHER_JOB}],
 }
 

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from app.api.edge import Edge
 from app.api.guard import Guard
 from app.api.problems import handle_foreman_error
-from app.api.routes import Route, Scope
+from app.api.routes import Access, Route
 from app.errors import ForemanError, Unavailable
 from app.server.protocol import paced
 from tests.api.wire import connect, listen, say
@@ -75,11 +75,12 @@ def server() -> Iterator[Server]:
     edge = Edge(
         application(),
         Guard(),
+        None,
         max_body_bytes=1024,
         max_artifact_bytes=1024,
         max_bytes_in_flight=1024,
         routes=[
-            Route("POST", "/hot", hot, scope=Scope.OPEN, tag="", summary="", responses={}, hot=True),
+            Route("POST", "/hot", hot, scope=Access.OPEN, tag="", summary="", responses={}, hot=True),
         ],
     )
     config = uvicorn.Config(edge, port=free_port(), http=paced(5, 5), lifespan="off", log_config=None)

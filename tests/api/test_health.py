@@ -5,6 +5,7 @@ import re
 import httpx
 
 from app import __version__
+from app.api.health import CLIENT_VERSIONS
 from app.engine.queues import MAX_MEASURED
 from app.store.migrate import newest_revision
 
@@ -15,7 +16,8 @@ def test_alive_and_ready(client: httpx.Client) -> None:
 
 
 def test_the_version_is_the_packages(client: httpx.Client) -> None:
-    assert client.get("/version").json() == {"name": "foreman", "version": __version__}
+    answer = client.get("/version").json()
+    assert answer == {"name": "foreman", "version": __version__, "client": CLIENT_VERSIONS}
 
 
 def test_metrics_are_for_prometheus_and_count(client: httpx.Client, queue: str) -> None:

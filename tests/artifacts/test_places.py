@@ -182,7 +182,7 @@ async def test_the_janitor_removes_what_nothing_refers_to(
         await artifacts.begin_upload(database, location)
         await store.write(location, pieces(data))
         new = NewArtifact(job_id, "a", "application/octet-stream", len(data), '"x"', location=location)
-        assert (await artifacts.put(database, new, token)).answers
+        assert (await artifacts.put(database, new, token, 9)).answers
     abandoned = store.new_location(job_id, "b")
     await artifacts.begin_upload(database, abandoned)
     await store.write(abandoned, pieces(b"x" * 300_000))

@@ -134,7 +134,11 @@ class Replica(Process):
     def start(self) -> None:
         """Started, and not waited for."""
         cluster = self._cluster
-        environment = cluster.settings | {"FOREMAN_ROLE": self.role, "FOREMAN_PORT": str(self.port)}
+        environment = cluster.settings | {
+            "FOREMAN_AUTH": "off",
+            "FOREMAN_ROLE": self.role,
+            "FOREMAN_PORT": str(self.port),
+        }
         if self.pooled and cluster.bouncer is not None:
             environment["FOREMAN_DATABASE_URL"] = cluster.bouncer.url
             environment["FOREMAN_LISTEN_DATABASE_URL"] = self.direct_url

@@ -322,7 +322,7 @@ def _next_version(cluster: Cluster) -> Path:
     cluster.version += 1
     tree = cluster.folder / f"version-{cluster.version}"
     source = cluster.tree or ROOT
-    for name in ("app", "alembic", "foreman_client"):
+    for name in ("app", "alembic"):
         shutil.copytree(source / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     versions = sorted((tree / "alembic" / "versions").glob("[0-9]*.py"))
     before = versions[-1].name.partition("_")[0]

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from foreman_client import __version__
 from tests.cli.conftest import Foreman
 from tests.client.wire_stub import Answer, problem, running_stub
 from tests.conftest import ROOT, free_port
@@ -105,6 +106,7 @@ def test_the_doctor_finds_a_healthy_server_healthy(foreman: Foreman) -> None:
     assert outcome.code == 0
     findings = {each["check"]: each["outcome"] for each in outcome.json()["findings"]}
     assert findings["reachable"] == findings["database"] == findings["API key"] == "ok"
+    assert findings["version"] == "ok"
     assert findings.keys() >= {"version", "clocks", "targets"}
     assert "reachable" in foreman("doctor").out
 
@@ -150,7 +152,23 @@ def test_the_doctor_says_what_is_wrong(foreman: Foreman) -> None:
         )
         outcome = foreman("doctor", "--server", stub.url)
     assert outcome.code == 5
-    assert "server 9.9" in outcome.out
+    assert "! version: server 9.9 and foreman-client" in outcome.out
+
+
+def test_a_route_that_an_older_server_lacks_is_said_with_the_versions_in_one_sentence() -> None:
+    with running_stub() as stub:
+        stub.answers(problem(404, "not_found"), Answer(200, {"name": "foreman", "version": "0.0.1"}))
+        done = subprocess.run(
+            [sys.executable, "-m", "app", "list", "--server", stub.url],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 3
+    warned, refused = done.stderr.splitlines()
+    assert warned.startswith(f"foreman: server 0.0.1 and foreman-client {__version__} were not made for each")
+    assert refused == "foreman: no"
 
 
 def test_reading_commands_start_without_the_server_behind_them() -> None:
@@ -167,7 +185,7 @@ def test_reading_commands_start_without_the_server_behind_them() -> None:
 COMMANDS = [
     "serve", "work", "migrate", "submit", "get", "list", "wait", "watch", "cancel", "retry", "delete",
     "events", "logs", "queues", "dead", "workers", "targets", "keys", "schedules", "webhooks", "usage",
-    "doctor",
+    "doctor", "secrets",
 ]  # fmt: skip
 
 

@@ -276,6 +276,7 @@ def explained(database: Database) -> Any:
                 [want.chatty],
                 [want.max_rows],
                 [want.max_bytes],
+                [want.tenant],
                 want.job_id,
                 want.job_id,
             )

@@ -31,8 +31,9 @@ def test_a_kind_is_never_taken_for_an_llm_lane(kind: str, tenant: str) -> None:
     [
         ("report", "default", "report"),
         ("report", "acme", "acme/report"),
-        ("noop", "acme", "noop"),  # built-in kinds are run by Foreman itself, for everybody
-        ("http", "acme", "http"),
+        # Those that Foreman runs itself, too: a worker that asks for them gets no other tenant's.
+        ("noop", "acme", "acme/noop"),
+        ("http", "acme", "acme/http"),
     ],
 )
 def test_kinds_run_by_workers_are_claimable_by_their_own_tenants_workers(

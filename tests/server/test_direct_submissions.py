@@ -14,12 +14,15 @@ from app.api.edge import Edge
 from app.config import Settings
 from app.engine.intake import Intake
 from app.errors import Unavailable
+from app.identity.account import Account
+from app.identity.limits import UNLIMITED, Limits
+from app.identity.scopes import ALL_SCOPES, Scope
 from app.jobs.queue_settings import QueueRules, QueueSettings
 from app.loops.batcher import Tell
 from app.main import create_app
 from app.server.direct_submissions import HARMLESS, REQUEST_LINE, DirectSubmissions
 from app.store.idempotency import Answer, Receipt, Submission
-from tests.patience import turn_of_the_loop
+from tests.patience import turn_of_the_loop, until
 
 BODY = b'{"kind":"noop","queue":"q","payload":{"a": 1.0}}'
 HOST = b"host: localhost"
@@ -30,9 +33,19 @@ def request(*headers: bytes, body: bytes = BODY, line: bytes = b"POST /jobs HTTP
     return b"\r\n".join([line, *(headers or (HOST,)), b"content-length: %d" % len(body), b"", body])
 
 
-@dataclass
+@dataclass(eq=False)
 class Client:
     answers: list[tuple[int, bytes, bytes]] = field(default_factory=list)
+    account: Account | None = None
+    last_head: bytes = b""
+    last_headers: dict[bytes, bytes] | None = None
+
+    def belong_to(self, account: Account) -> None:
+        account.comes_by(self)
+        self.account = account
+
+    def hang_up(self) -> None:
+        self.account = None
 
     def answer(self, status: int, headers: bytes, body: bytes) -> None:
         self.answers.append((status, headers, body))
@@ -42,7 +55,7 @@ class Way:
     """The short way, up to the batcher."""
 
     def __init__(self) -> None:
-        self.edge: Edge = create_app(Settings(database_url="postgresql://nowhere/none"))
+        self.edge: Edge = create_app(Settings(database_url="postgresql://nowhere/none", auth="off"))
         self.intake: Intake = self.edge.app.state.foreman.intake
         self.taken: list[tuple[Submission, Tell[Receipt]]] = []
         # What would be flushed is kept.
@@ -153,7 +166,7 @@ def test_who_may_come_in_is_asked_of_the_edge_before_the_body_is_looked_at(
 ) -> None:
     asked = []
 
-    def nobody(scope: object, seen: object) -> str:
+    def nobody(scope: object, seen: object, now: float) -> None:
         asked.append(seen)
         raise Unavailable
 
@@ -163,11 +176,63 @@ def test_who_may_come_in_is_asked_of_the_edge_before_the_body_is_looked_at(
     assert len(asked) == 1
 
 
-def test_as_whom_it_was_let_in_is_whose_job_it_is(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(way.edge, "admit", lambda *_: "somebody")
+async def test_as_whom_it_was_let_in_is_whose_job_it_is(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    somebody = Account("k", "somebody", ALL_SCOPES, Limits(requests_per_second=2))
+    monkeypatch.setattr(way.edge, "admit", lambda *_: somebody)
     assert way.takes(request())
+    assert way.client in somebody.connections
+    _, headers, _ = way.tell(Receipt(["01ARZ3NDEKTSV4RRFFQ69G5FAV"]))
+    assert b'ratelimit-policy: "requests";q=2;w=1\r\nratelimit: "requests";r=1;t=1\r\n' in headers
     [(submission, _)] = way.taken
     assert (submission.tenant, submission.jobs[0].tenant) == ("somebody", "somebody")
+
+
+@pytest.mark.parametrize(
+    "account",
+    [
+        None,
+        Account("k", "t", set(ALL_SCOPES) - {Scope.JOBS_WRITE}, UNLIMITED),
+        Account("k", "t", ALL_SCOPES, Limits(jobs=1)),
+    ],
+    ids=["to be looked up", "without the scope", "with a limit to its jobs"],
+)
+def test_who_has_to_be_looked_at_more_closely_goes_the_ordinary_way(
+    way: Way, monkeypatch: pytest.MonkeyPatch, account: Account | None
+) -> None:
+    monkeypatch.setattr(way.edge, "admit", lambda *_: account)
+    assert not way.takes(request())
+
+
+def test_what_goes_the_ordinary_way_after_all_is_counted_there_only(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    somebody = Account("k", "t", ALL_SCOPES, Limits(requests_per_second=1))
+    monkeypatch.setattr(way.edge, "admit", lambda *_: somebody)
+    webhook = b'{"kind":"noop","state_webhook_url":"https://example.com"}'
+    for _ in range(5):
+        assert not way.takes(request(body=webhook))
+    assert way.takes(request())
+
+
+async def test_who_asks_too_often_is_refused_from_here_and_not_at_once(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.api.edge.REFUSED_SECONDS", 0)
+    somebody = Account("k", "t", ALL_SCOPES, Limits(requests_per_second=1))
+    monkeypatch.setattr(way.edge, "admit", lambda *_: somebody)
+    assert way.takes(request())
+    assert way.direct.take(request(), way.client)
+    assert len(way.taken) == 1
+    assert not way.client.answers, "told later, as all answers are"
+    await until(lambda: way.client.answers)
+    [(status, headers, body)] = way.client.answers
+    assert (status, b"retry-after: 1\r\n" in headers, b"rate_limited" in body) == (429, True, True)
+    assert b'ratelimit: "requests";r=0;t=1\r\n' in headers
+
+
+def test_the_same_words_are_read_once_and_others_anew(way: Way) -> None:
+    for headers in ((HOST,), (HOST,), (HOST, b"x-unheard-of: 1"), (HOST, b"x-unheard-of: 1"), (HOST,)):
+        assert way.takes(request(*headers)) == (len(headers) == 1)
 
 
 @pytest.mark.parametrize(

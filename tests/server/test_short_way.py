@@ -73,7 +73,7 @@ class Talk:
 
 @pytest.fixture(scope="module")
 def edge() -> Edge:
-    return create_app(Settings(database_url="postgresql://nowhere/none"))
+    return create_app(Settings(database_url="postgresql://nowhere/none", auth="off"))
 
 
 def talking(edge: Edge, test: Callable[[Talk], Awaitable[None]]) -> None:

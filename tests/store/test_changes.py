@@ -687,7 +687,9 @@ async def append_to_the_log(database: Database) -> tuple[Changes[Any], Changes[A
 @scenario(artifacts.put)
 async def put_an_artifact(database: Database) -> tuple[Changes[Any], Changes[Any]]:
     job_id, token = await running(database)
-    said = await artifacts.put(database, NewArtifact(job_id, "a", "text/plain", 1, '"x"', content="x"), token)
+    said = await artifacts.put(
+        database, NewArtifact(job_id, "a", "text/plain", 1, '"x"', content="x"), token, 9
+    )
     return said, Changes(jobs={job_id}, counts=counted((EVENTS_APPENDED, "log")))
 
 
@@ -695,7 +697,7 @@ async def put_an_artifact(database: Database) -> tuple[Changes[Any], Changes[Any
 async def put_an_artifact_too_late(database: Database) -> tuple[Changes[Any], Changes[Any]]:
     job_id, _ = await running(database)
     new = NewArtifact(job_id, "a", "text/plain", 1, '"x"', content="x")
-    return await artifacts.put(database, new, "old"), Changes()
+    return await artifacts.put(database, new, "old", 9), Changes()
 
 
 @scenario(queues.configure)

@@ -11,6 +11,7 @@ from typing import Any
 import asyncpg
 import pytest
 
+from app.jobs.lanes import LLM_LANES, lanes_of, llm_lane
 from app.store import low_water
 from app.store.claims import Claimant, Claims
 from app.store.database import Database
@@ -447,3 +448,22 @@ async def test_a_queue_whose_claim_fails_is_left_alone_for_a_growing_while(
 
 def _later(clock: Callable[[], float], seconds: float) -> Callable[[], float]:
     return lambda: clock() + seconds
+
+
+async def test_heads_can_be_asked_for_within_a_range_of_lanes(database: Database) -> None:
+    lanes = ["acme/a", "acme/b", "acme0", "acme-x/a", "b", llm_lane("m"), "llmx", "other/a"]
+    await put(database, *[job(kind="own", lane=lane) for lane in lanes])
+    claims = Claims(database, QueueBook(database))
+
+    async def found(within: tuple[str, str]) -> list[str]:
+        return sorted(head.lane for head in await claims.heads(["default"], within))
+
+    for _ in range(2):
+        assert await found(lanes_of("acme")) == ["acme/a", "acme/b"]
+        assert await found(lanes_of("acme-x")) == ["acme-x/a"]
+        assert await found(lanes_of("nobody")) == []
+        assert await found(LLM_LANES) == [llm_lane("m")]
+        assert await found(lanes_of("default")) == sorted(lanes)
+        # Once more, with lanes that claims have marks for.
+        await claims.claim_whole("default", ["acme/a", "b"], [Claimant("w", 1, 30)])
+        await put(database, job(kind="own", lane="acme/a"), job(kind="own", lane="b"))

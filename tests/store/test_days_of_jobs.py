@@ -511,7 +511,7 @@ async def opened(database: Database, statement: str, *arguments: object) -> set[
 async def test_a_look_into_the_rows_of_a_job_opens_its_day_alone(database: Database) -> None:
     job_id = await eventful(database)
     events, deliveries = f"events_{OLD:%Y%m%d}", f"deliveries_{OLD:%Y%m%d}"
-    page = ([job_id], [0], [None], [True], [200], [10_000], job_id, job_id)
+    page = ([job_id], [0], [None], [True], [200], [10_000], [TENANT], job_id, job_id)
     assert await opened(database, READ, *page) == {events}
     assert await opened(database, outbox.OF_JOB, job_id, TENANT, 0, 10) == {deliveries}
     assert await opened(database, outbox.CONTENT, [job_id], [7], 1000, job_id, job_id) == {events}

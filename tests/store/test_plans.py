@@ -16,9 +16,10 @@ import pytest
 
 from app.embedded import EmbeddedPostgres
 from app.jobs.ids import id_floor
+from app.jobs.lanes import ALL_LANES
 from app.store.claims import Claimant, Claims
 from app.store.database import IN_ORDER, INVERTED, PLANNING, Database
-from app.store.heads import HEADS, HEADS_OF, LAST_LANE
+from app.store.heads import HEADS, HEADS_OF
 from app.store.job import ClaimedJob
 from app.store.low_water import THE_BEGINNING
 from app.store.promote import HOLD_CROWD, HOLD_DUE, NEXT_DUE
@@ -212,7 +213,7 @@ async def test_a_claim_over_several_lanes_and_bands_stays_in_the_index(filled: s
         (HEADS, ("", "", 5000), 15),
         (HEADS, ("", "", 5), 5),
         # Nothing known of two queues; and a lane of one known, with what lies before and behind it.
-        (HEADS_OF, ([], [], [], [], [], ["q1", "q2"], ["", ""], [LAST_LANE] * 2), 6),
+        (HEADS_OF, ([], [], [], [], [], ["q1", "q2"], ["", ""], [ALL_LANES[1]] * 2), 6),
         (
             HEADS_OF,
             (
@@ -223,7 +224,7 @@ async def test_a_claim_over_several_lanes_and_bands_stays_in_the_index(filled: s
                 [THE_BEGINNING],
                 ["q1", "q1"],
                 ["", "llm|||b"],
-                ["llm|||b", LAST_LANE],
+                ["llm|||b"],
             ),
             3,
         ),

@@ -12,10 +12,13 @@ import pytest
 
 from app.config import SettingsError
 from app.embedded import EmbeddedPostgres
+from app.secretbox import SecretBox
+from app.store.database import Database
 from app.targets.config import from_environment
 from app.targets.wake import magic_packet
 from tests.conftest import Server, wait_until
 from tests.fakes import FakeOllama
+from tests.patience import until
 from tests.serving import serving
 
 HELLO = [{"role": "user", "content": "Hello, world"}]
@@ -37,6 +40,10 @@ def keyed(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) 
 
 def put(server: Server, name: str, **fields: object) -> httpx.Response:
     return httpx.put(f"{server.url}/targets/{name}", json=fields, timeout=60)
+
+
+def remove(server: Server, name: str) -> None:
+    assert httpx.delete(f"{server.url}/targets/{name}", timeout=60).status_code == 204
 
 
 def get(server: Server, name: str) -> dict[str, Any]:
@@ -309,3 +316,37 @@ def test_usage_is_summed_by_model_and_day(make_server: Callable[..., Server], fa
     assert (sums()["jobs"], sums()["completion_tokens"]) == (3, expected)
     assert httpx.get(f"{server.url}/usage", params={"model": "other"}).json()["usage"] == []
     assert httpx.get(f"{server.url}/usage", params={"since": "yesterday"}).status_code == 422
+
+
+async def test_a_wake_url_is_sealed_where_there_is_a_key_and_read_as_it_was(
+    keyed: Server, fake: FakeOllama
+) -> None:
+    url = f"{fake.url}/wake?token=geheim"
+    assert put(keyed, "sleepy", url=fake.url, wake={"url": url, "method": "PUT"}).status_code == 201
+    database = Database(keyed.database_url)
+    await database.open()
+    try:
+        [row] = await database.fetch("SELECT settings, wake_url FROM targets WHERE name = 'sleepy'")
+        assert "geheim" not in row["settings"]
+        assert b"geheim" not in row["wake_url"]
+        # Read from the table, by this process and every other.
+        # It is shown without what it takes to use it; sent back like that, it stays as it is.
+        assert get(keyed, "sleepy")["wake"] == {"url": f"{fake.url}/…", "method": "PUT"}
+        assert put(keyed, "sleepy", url=fake.url, wake={"url": f"{fake.url}/…"}).status_code == 200
+        box = SecretBox.from_setting(keyed.environment["FOREMAN_SECRET_KEY"])
+        [row] = await database.fetch("SELECT settings, wake_url FROM targets WHERE name = 'sleepy'")
+        assert box.open(row["wake_url"], "target-wake:sleepy") == url
+        # As a version before this one would write it: the newer one counts, whatever lies beside it.
+        await database.execute(
+            "UPDATE targets SET settings = jsonb_set(settings, '{wake,url}', to_jsonb($1::text)) "
+            "WHERE name = 'sleepy'",
+            "http://127.0.0.1:1/",
+        )
+        await until(lambda: get(keyed, "sleepy")["wake"]["url"] == "http://127.0.0.1:1/")
+        # Another wake takes it away.
+        assert put(keyed, "sleepy", url=fake.url, wake={"mac": "00:11:22:33:44:55"}).status_code == 200
+        [row] = await database.fetch("SELECT wake_url FROM targets WHERE name = 'sleepy'")
+        assert row["wake_url"] is None
+    finally:
+        await database.close()
+        remove(keyed, "sleepy")

@@ -1,7 +1,7 @@
 """The jobs, one row each, updated a few times.
 
 No index here has a column that changes after the job came in, not even in its condition: so an update stays on its
-page (HOT). What is found by what changes has its place in live.py.
+page (HOT). Only a new master key changes one, that of the secrets. What is found by what changes has its place in live.py.
 """
 
 from datetime import datetime
@@ -11,11 +11,17 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlmodel import Field, SQLModel
 
 from app.jobs.states import TERMINAL, State
+from app.jobs.tenants import DEFAULT_TENANT
+from app.secretbox import KEY_ID_OF
 from app.store.tables.columns import ID, NOW, Sent, column, count, flag, index, primary, seconds, text, time
 
 
 def _states(states: frozenset[State]) -> str:
     return ", ".join(f"'{state}'" for state in sorted(states))
+
+
+# Whose jobs have an index of their own.
+OF_OTHER_TENANTS = f"tenant <> '{DEFAULT_TENANT}'"
 
 
 class Job(SQLModel, table=True):
@@ -30,6 +36,8 @@ class Job(SQLModel, table=True):
         # for others there is no such index. A look-up by id alone would seem cheap in it while there are few queues
         # (PostgreSQL 18 goes from one to the next), and the plan is kept when there are many.
         index("jobs_of_queue", "queue, id", "queue IS NOT NULL"),
+        # By tenant, for all but the default one: newest first, however many jobs others have.
+        index("jobs_of_tenant", "tenant, id", OF_OTHER_TENANTS),
         # By model the same: jobs without one pay nothing for it.
         index("jobs_by_model", "tenant, model, id", "model IS NOT NULL"),
         # The children of a job, which are cancelled with it.
@@ -42,6 +50,8 @@ class Job(SQLModel, table=True):
             postgresql_using="gin",
             postgresql_ops={"metadata": "jsonb_path_ops"},
         ),
+        # Which keys have sealed secrets, and what each of them has: see secrets.py.
+        index("jobs_sealed_by", f"{KEY_ID_OF.format('webhook_secret')}, id", "webhook_secret IS NOT NULL"),
     )
 
     id: str = primary(ID, sent=Sent())

@@ -31,6 +31,19 @@ class ApiKey(SQLModel, table=True):
     created_at: datetime = time(null=False, server_default=NOW)
     expires_at: datetime | None = time()
     last_used_at: datetime | None = time()
+    # It stays, so that it is not taken for a new one when it comes once more from a file.
+    revoked_at: datetime | None = time()
+
+
+class KeyJob(SQLModel, table=True):
+    """A job of a key that may have only so many: it has not ended, or nobody had to know since."""
+
+    __tablename__ = "key_jobs"
+
+    key_id: str = Field(
+        sa_column=sa.Column(ID, sa.ForeignKey("api_keys.id", ondelete="CASCADE"), primary_key=True)
+    )
+    job_id: str = primary(ID)
 
 
 class Target(SQLModel, table=True):
@@ -51,6 +64,8 @@ class Target(SQLModel, table=True):
     wake_tries: int = count()
     created_at: datetime = time(null=False, server_default=NOW)
     updated_at: datetime = time(null=False, server_default=NOW)
+    # What `settings` has no `url` in its `wake` for: it often has a token in it, and is sealed.
+    wake_url: bytes | None = column(sa.LargeBinary)
 
 
 class TargetHolding(SQLModel, table=True):
