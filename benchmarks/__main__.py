@@ -15,6 +15,7 @@ from rich.console import Console
 from app.embedded import EmbeddedPostgres
 from benchmarks import (
     bulk,
+    crowd,
     drain,
     enqueue,
     events,
@@ -37,7 +38,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     for each in (
         *(module.BENCHMARK for module in (enqueue, bulk, drain, workers)),
         *latency.BENCHMARKS,
-        *(module.BENCHMARK for module in (webhooks, passthrough, memory, replay)),
+        *(module.BENCHMARK for module in (webhooks, passthrough, memory, replay, crowd)),
         *events.BENCHMARKS,
     )
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
+from app.identity.key import new_key
 from benchmarks import foreman
 from benchmarks.harness import Benchmark, Metric, System
 from benchmarks.lab import Lab
@@ -64,13 +65,17 @@ def _rate(seen: Progress) -> Numbers:
     return {"per_second": seen.finished / seen.seconds, "finished": float(seen.finished)}
 
 
-async def run_foreman(lab: Lab) -> Numbers:
+async def run_foreman(lab: Lab, key: str | None = None) -> Numbers:
     dsn = await lab.fresh_database("foreman")
-    async with foreman.running(lab, dsn, "api") as server:
-        await foreman.fill(server.port, lab.scale.drain_jobs)
+    async with foreman.running(lab, dsn, "api", key) as server:
+        await foreman.fill(server.port, lab.scale.drain_jobs, key=key)
     await lab.settle_down(dsn)
-    async with foreman.service(lab, dsn, "worker", free_port()) as worker:
+    async with foreman.service(lab, dsn, "worker", free_port(), key) as worker:
         return await drained(lab, dsn, FOREMAN_PROGRESS, worker, lab.scale.drain_jobs)
+
+
+async def run_foreman_authenticated(lab: Lab) -> Numbers:
+    return await run_foreman(lab, new_key())
 
 
 def peer_system(peer: Peer) -> System:
@@ -101,6 +106,7 @@ BENCHMARK = Benchmark(
     metrics=(Metric("per_second", "jobs/s", "higher"),),
     systems=(
         System("foreman", run_foreman),
+        System("foreman, API key", run_foreman_authenticated),
         *(peer_system(peer) for peer in QUEUES),
     ),
 )

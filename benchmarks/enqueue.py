@@ -7,6 +7,7 @@ which have no HTTP of their own, by callers inside one process, each waiting for
 import sys
 from pathlib import Path
 
+from app.identity.key import new_key
 from benchmarks import foreman
 from benchmarks.harness import Benchmark, Metric, System
 from benchmarks.http_client import until_answering
@@ -18,34 +19,40 @@ from benchmarks.processes import Service, free_port, script_command
 OUR_PYTHON = Path(sys.executable)
 
 
-async def _load(lab: Lab, port: int, server: Service, *, keyed: bool = False) -> Numbers:
+async def _load(
+    lab: Lab, port: int, server: Service, *, keyed: bool = False, key: str | None = None
+) -> Numbers:
     answer = await lab.measure(
         OUR_PYTHON,
         "benchmarks.http_load",
         "load_keyed" if keyed else "load",
         port=port,
-        path="/jobs",
         body=foreman.job_body().decode(),
-        expected_status=202,
         connections=lab.scale.connections,
         warmup=lab.scale.warmup,
         seconds=lab.scale.seconds,
         server_pid=server.pid,
+        key=key,
     )
     return as_numbers(answer)
 
 
-async def run_foreman(lab: Lab, *, keyed: bool = False) -> Numbers:
+async def run_foreman(lab: Lab, *, keyed: bool = False, key: str | None = None) -> Numbers:
     """An API that no worker drains, so that only taking in is measured."""
     dsn = await lab.fresh_database("foreman")
-    async with foreman.running(lab, dsn, "api") as server:
+    async with foreman.running(lab, dsn, "api", key) as server:
         await lab.settle_down(dsn)
-        return await _load(lab, server.port, server.service, keyed=keyed)
+        return await _load(lab, server.port, server.service, keyed=keyed, key=key)
 
 
 async def run_foreman_keyed(lab: Lab) -> Numbers:
     """The same, each request with an idempotency key and a trace of its own."""
     return await run_foreman(lab, keyed=True)
+
+
+async def run_foreman_authenticated(lab: Lab) -> Numbers:
+    """Each request with an API key."""
+    return await run_foreman(lab, key=new_key())
 
 
 async def run_bare_route(lab: Lab) -> Numbers:
@@ -97,6 +104,7 @@ BENCHMARK = Benchmark(
     ),
     systems=(
         System("foreman", run_foreman),
+        System("foreman, API key", run_foreman_authenticated),
         System("foreman, keyed", run_foreman_keyed),
         System("bare route", run_bare_route),
         System("raw inserts", run_raw_inserts),

@@ -55,7 +55,7 @@ class Replica:
 @asynccontextmanager
 async def replica(lab: Lab, dsn: str, name: str, **settings: str) -> AsyncIterator[Replica]:
     port = free_port()
-    environment = {"FOREMAN_DATABASE_URL": dsn, "FOREMAN_PORT": str(port), **settings}
+    environment = {"FOREMAN_DATABASE_URL": dsn, "FOREMAN_AUTH": "off", "FOREMAN_PORT": str(port), **settings}
     async with lab.service(f"foreman-{name}", [sys.executable, "-m", "app", "serve"], environment) as service:
         await until_answering(service, port, "/readyz", 200)
         yield Replica(service, port)

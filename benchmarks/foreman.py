@@ -29,23 +29,37 @@ class RunningForeman:
     port: int
 
 
-def service(lab: Lab, dsn: str, role: str, port: int) -> Service:
-    environment = {"FOREMAN_DATABASE_URL": dsn, "FOREMAN_HOST": "127.0.0.1", "FOREMAN_PORT": str(port)}
+def authentication(lab: Lab, key: str | None) -> dict[str, str]:
+    """What a server is told that needs this key, or none."""
+    if key is None:
+        return {"FOREMAN_AUTH": "off"}
+    path = lab.log_dir / "admin.key"
+    path.write_text(key)
+    return {"FOREMAN_AUTH": "on", "FOREMAN_ADMIN_KEY_FILE": str(path)}
+
+
+def service(lab: Lab, dsn: str, role: str, port: int, key: str | None = None) -> Service:
+    environment = {
+        "FOREMAN_DATABASE_URL": dsn,
+        "FOREMAN_HOST": "127.0.0.1",
+        "FOREMAN_PORT": str(port),
+        **authentication(lab, key),
+    }
     return lab.service(f"foreman-{role}", [sys.executable, "-m", "app", "serve", "--role", role], environment)
 
 
 @asynccontextmanager
-async def running(lab: Lab, dsn: str, role: str) -> AsyncIterator[RunningForeman]:
+async def running(lab: Lab, dsn: str, role: str, key: str | None = None) -> AsyncIterator[RunningForeman]:
     """Started, migrated and answering."""
     port = free_port()
-    async with service(lab, dsn, role, port) as started:
+    async with service(lab, dsn, role, port, key) as started:
         await until_answering(started, port, "/readyz", 200)
         yield RunningForeman(started, port)
 
 
-async def fill(port: int, jobs: int, each: dict[str, object] | None = None) -> None:
+async def fill(port: int, jobs: int, each: dict[str, object] | None = None, key: str | None = None) -> None:
     connection = await connect(port)
     for first in range(0, jobs, BATCH):
         batch = {"jobs": [each or job()] * min(BATCH, jobs - first)}
-        await ask(connection, "POST", "/jobs/batch", json.dumps(batch).encode(), 202)
+        await ask(connection, "POST", "/jobs/batch", json.dumps(batch).encode(), 202, key)
     connection.transport.close()

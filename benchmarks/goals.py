@@ -142,6 +142,8 @@ def grown_ratio(queue: str, metric: str) -> Figure:
 # --- the goals
 
 ENQUEUE = "`POST /jobs`, one by one, 64 connections"
+AUTHENTICATED = "foreman, API key"
+KEY = "with an API key"
 KEYED = "the same with idempotency key and traceparent"
 BULK = "`POST /jobs/batch` of 1000, 4 callers"
 DRAIN = "drain, in-process `noop`"
@@ -149,6 +151,7 @@ WORKERS = "drain over HTTP with `foreman_client.Worker`"
 START = "enqueue → start"
 WEBHOOK = "webhook: state change → receipt"
 PASSTHROUGH = "passthrough, 16 words"
+CROWD = "beside others, ÷ alone"
 MEMORY = "memory of the server"
 GROWN_QUEUES = {
     "plain": "growth, plain queue",
@@ -171,6 +174,16 @@ GOALS: tuple[Goal, ...] = (
     Goal(ENQUEUE, "÷ bare route", "≥", 0.5, " ×", ratio("enqueue", "bare route")),
     Goal(ENQUEUE, "server CPU a job", "≤", 110, " µs", middle("enqueue", "server_cpu_us")),
     Goal(ENQUEUE, "÷ best peer, in process", "≥", 3.5, " ×", best_ratio("enqueue", OTHER_QUEUES)),
+    Goal(KEY, "enqueue ÷ without", "≥", 0.95, " ×", ratio("enqueue", FOREMAN, system=AUTHENTICATED)),
+    Goal(KEY, "drain ÷ without", "≥", 0.95, " ×", ratio("drain", FOREMAN, system=AUTHENTICATED)),
+    Goal(
+        KEY,
+        "last word, 16 callers ÷ without",
+        "≤",
+        1.05,
+        " ×",
+        ratio("passthrough", FOREMAN, system=AUTHENTICATED, metric="total_p50_ms_16"),
+    ),
     Goal(KEYED, "÷ without", "≥", 0.8, " ×", ratio("enqueue", FOREMAN, system="foreman, keyed")),
     Goal(BULK, "÷ raw `unnest` insert", "≥", 0.5, " ×", ratio("bulk", "raw inserts")),
     Goal(DRAIN, "÷ PgQueuer", "≥", 1.7, " ×", ratio("drain", PGQUEUER.name)),
@@ -186,6 +199,22 @@ GOALS: tuple[Goal, ...] = (
     Goal(PASSTHROUGH, "added p50, 1 caller", "≤", 4, " ms", middle("passthrough", "added_ttft_p50_ms_1")),
     Goal(PASSTHROUGH, "added p50, 16 callers", "≤", 4, " ms", middle("passthrough", "added_ttft_p50_ms_16")),
     Goal(PASSTHROUGH, "server + PostgreSQL CPU a call", "≤", 6, " ms", middle("passthrough", "cpu_ms_16")),
+    Goal(
+        CROWD,
+        "p99, 2,000 slow sockets",
+        "≤",
+        2,
+        " ×",
+        ratio("crowd", FOREMAN, system="beside 2,000 slow sockets", metric="p99_ms"),
+    ),
+    Goal(
+        CROWD,
+        "p99, another key at 10 times its limit",
+        "≤",
+        1.5,
+        " ×",
+        ratio("crowd", FOREMAN, system="beside a key at ten times its limit", metric="p99_ms"),
+    ),
     *(goal for queue, row in GROWN_QUEUES.items() for goal in _growth_goals(queue, row)),
     Goal(MEMORY, "at rest", "≤", 150, " MB", middle("memory", "rest_mb")),
     Goal(MEMORY, "at most", "≤", 400, " MB", highest("peak_mb")),

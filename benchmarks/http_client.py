@@ -17,8 +17,10 @@ HEAD_END = b"\r\n\r\n"
 LENGTH = b"content-length: "
 
 
-def prepared_request(method: str, path: str, body: bytes = b"") -> bytes:
+def prepared_request(method: str, path: str, body: bytes = b"", key: str | None = None) -> bytes:
     head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+    if key is not None:
+        head += f"Authorization: Bearer {key}\r\n"
     if body:
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"\r\n" + body
@@ -84,9 +86,11 @@ async def connect(port: int) -> AskingConnection:
     return connection
 
 
-async def ask(connection: AskingConnection, method: str, path: str, body: bytes, expected: int) -> object:
+async def ask(
+    connection: AskingConnection, method: str, path: str, body: bytes, expected: int, key: str | None = None
+) -> object:
     """The answer's JSON; any other status than the expected one is an error."""
-    status, answer = await connection.ask(prepared_request(method, path, body))
+    status, answer = await connection.ask(prepared_request(method, path, body, key))
     if status != expected:
         raise RuntimeError(f"{method} {path}: expected {expected}, got {status}: {answer[:300]!r}")
     parsed: object = json.loads(answer)

@@ -78,25 +78,30 @@ async def _window(run: LoadRun, seconds: float) -> None:
 
 async def load(
     port: int,
-    path: str,
     body: str,
-    expected_status: int,
     connections: int,
     warmup: float,
     seconds: float,
     server_pid: int,
+    key: str | None,
 ) -> Numbers:
     """Requests per second and their latency, and what they cost the server and this client in CPU."""
-    request = prepared_request("POST", path, body.encode())
-    run = LoadRun(lambda: request, expected_status)
+    request = prepared_request("POST", "/jobs", body.encode(), key)
+    run = LoadRun(lambda: request, 202)
     return await _loaded(run, port, connections, warmup, seconds, server_pid)
 
 
 async def load_keyed(
-    port: int, body: str, connections: int, warmup: float, seconds: float, server_pid: int
+    port: int,
+    body: str,
+    connections: int,
+    warmup: float,
+    seconds: float,
+    server_pid: int,
+    key: str | None,
 ) -> Numbers:
-    """`POST /jobs`, each with an idempotency key and a trace of its own."""
-    run = LoadRun(with_keys(prepared_request("POST", "/jobs", body.encode())), 202)
+    """The same, each with an idempotency key and a trace of its own."""
+    run = LoadRun(with_keys(prepared_request("POST", "/jobs", body.encode(), key)), 202)
     return await _loaded(run, port, connections, warmup, seconds, server_pid)
 
 

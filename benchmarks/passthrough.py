@@ -15,7 +15,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from app.identity.key import new_key
 from benchmarks import procfs
+from benchmarks.foreman import authentication
 from benchmarks.harness import Benchmark, Metric, System
 from benchmarks.http_client import ask, connect, until_answering
 from benchmarks.lab import QUICK, Lab
@@ -48,7 +50,7 @@ def _calls(lab: Lab, callers: int) -> int:
     return 3 if lab.scale == QUICK else max(4, 10 // callers)
 
 
-async def _streams(lab: Lab, port: int, callers: int) -> Numbers:
+async def _streams(lab: Lab, port: int, callers: int, token: str = TOKEN) -> Numbers:
     answer = await lab.measure(
         OUR_PYTHON,
         "benchmarks.stream_load",
@@ -58,13 +60,15 @@ async def _streams(lab: Lab, port: int, callers: int) -> Numbers:
         body=chat_body(MODEL),
         callers=callers,
         warmup=WARM_UP_CALLS,
-        token=TOKEN,
+        token=token,
         calls=_calls(lab, callers),
     )
     return as_numbers(answer)
 
 
-async def _compare(lab: Lab, target_port: int, port: int, server: Service, dsn: str | None = None) -> Numbers:
+async def _compare(
+    lab: Lab, target_port: int, port: int, server: Service, dsn: str | None = None, token: str = TOKEN
+) -> Numbers:
     """By number of callers: what is added to the time to the first word and to the last; and CPU time."""
     postmaster = await procfs.postmaster_of(dsn) if dsn else None
     found: Numbers = {}
@@ -73,7 +77,7 @@ async def _compare(lab: Lab, target_port: int, port: int, server: Service, dsn: 
             break
         direct = await _streams(lab, target_port, callers)
         before = _cpu(server.pid, postmaster)
-        through = await _streams(lab, port, callers)
+        through = await _streams(lab, port, callers, token)
         calls = callers * (WARM_UP_CALLS + _calls(lab, callers))
         for name, seconds in _cpu(server.pid, postmaster).items():
             found[f"{name}_ms_{callers}"] = (seconds - before[name]) / calls * 1000
@@ -94,7 +98,11 @@ def _cpu(server: int, postmaster: int | None) -> Numbers:
     return {"server_cpu": own, "postgres_cpu": database, "cpu": own + database}
 
 
-async def run_foreman(lab: Lab) -> Numbers:
+async def run_foreman_authenticated(lab: Lab) -> Numbers:
+    return await run_foreman(lab, new_key())
+
+
+async def run_foreman(lab: Lab, key: str | None = None) -> Numbers:
     dsn = await lab.fresh_database("foreman")
     port = free_port()
     async with target(lab) as target_port:
@@ -106,18 +114,19 @@ async def run_foreman(lab: Lab) -> Numbers:
             "FOREMAN_DATABASE_URL": dsn,
             "FOREMAN_PORT": str(port),
             "FOREMAN_TARGETS": str(targets),
+            **authentication(lab, key),
         }
         async with lab.service("foreman", [sys.executable, "-m", "app", "serve"], environment) as server:
             await until_answering(server, port, "/readyz", 200)
-            await _until_served(port)
-            return await _compare(lab, target_port, port, server, dsn)
+            await _until_served(port, key)
+            return await _compare(lab, target_port, port, server, dsn, key or TOKEN)
 
 
-async def _until_served(port: int) -> None:
+async def _until_served(port: int, key: str | None) -> None:
     """One call: it waits for the target to be known, and loads the model."""
     connection = await connect(port)
     body = json.loads(chat_body(MODEL)) | {"stream": False}
-    await ask(connection, "POST", PATH, json.dumps(body).encode(), 200)
+    await ask(connection, "POST", PATH, json.dumps(body).encode(), 200, key)
     connection.transport.close()
 
 
@@ -164,6 +173,7 @@ BENCHMARK = Benchmark(
     metrics=_metrics(),
     systems=(
         System("foreman", run_foreman),
+        System("foreman, API key", run_foreman_authenticated),
         System("litellm", run_litellm, peer=LITELLM, is_slow_to_start=True),
     ),
 )

@@ -14,7 +14,7 @@ from benchmarks.goals import Measured
 from benchmarks.svg import Bar, Line, bar_chart, line_chart
 
 DEFAULT_FOLDER = Path(__file__).resolve().parent.parent / "docs" / "benchmarks"
-OURS = ("foreman", "foreman, keyed")
+OURS = ("foreman", "foreman, API key", "foreman, keyed")
 BOUNDS = ("bare route", "raw inserts", "client alone")
 LINE_TITLES = {"plain": "plain queue", "fair": "with fair_by", "limited": "with max_running 64"}
 LINE_COLOURS = {"plain": "ours", "fair": "bound", "limited": "third"}

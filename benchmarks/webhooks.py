@@ -48,6 +48,7 @@ async def serving(lab: Lab, dsn: str) -> AsyncIterator[int]:
     port = free_port()
     environment = {
         "FOREMAN_DATABASE_URL": dsn,
+        "FOREMAN_AUTH": "off",
         "FOREMAN_PORT": str(port),
         "FOREMAN_OUTBOUND_ALLOW": "127.0.0.0/8",
         "FOREMAN_WEBHOOK_SECRET": new_secret(),

@@ -129,13 +129,12 @@ async def answering(answer: Callable[[asyncio.StreamWriter], None]) -> AsyncIter
 async def short_load(port: int) -> Any:
     return await load(
         port=port,
-        path="/jobs",
         body='{"kind":"noop"}',
-        expected_status=202,
         connections=3,
         warmup=0.05,
         seconds=0.2,
         server_pid=-1,
+        key=None,
     )
 
 
