@@ -27,10 +27,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from app.api.direct import SMALL_BYTES, Body, Endpoint
 from app.api.guard import Guard, check_host
+from app.api.open_streams import CONNECTION
 from app.api.problems import error_response
 from app.api.routes import Access, Route
 from app.errors import ForemanError, RateLimited
-from app.identity.account import EVERYBODY, NOBODY, Account
+from app.identity.account import EVERYBODY, NOBODY, Account, Connection
 from app.identity.authenticator import Authenticator
 from app.identity.limits import InFlight, RequestRate
 from app.telemetry import BODY_BYTES, NO_ROUTE, REQUESTS, observe_all
@@ -47,8 +48,6 @@ def refused_seconds() -> float:
     return REFUSED_SECONDS * random.uniform(0.5, 1.0)
 
 
-# What the protocol tells of the connection that a request came by, as an extension of ASGI.
-CONNECTION = "foreman.connection"
 # What the metrics call a request whose client left before it was answered.
 HUNG_UP = 499
 # The length of a body that comes in chunks.
@@ -72,15 +71,13 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _ARTIFACT = re.compile(r"/jobs/[^/]+/artifacts/")
 
 
-class CallersConnection(Protocol):
+class CallersConnection(Connection, Protocol):
     """The connection that requests come by: whose it is, as far as is known."""
 
     account: Account | None
 
     def belong_to(self, account: Account) -> None:
         """Raises RateLimited when that account has too many."""
-
-    def hang_up(self) -> None: ...
 
 
 class Seen(msgspec.Struct, frozen=True, gc=False):

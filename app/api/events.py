@@ -1,6 +1,5 @@
 """The event log of a job over HTTP: read, wait, follow as server-sent events, post."""
 
-import contextlib
 import time
 from dataclasses import replace
 from typing import Annotated
@@ -16,7 +15,7 @@ from starlette.types import Scope as ASGIScope
 from app.api.direct import json_response
 from app.api.job_documents import EventPage, Posted
 from app.api.job_parameters import JobIdInPath, job_id_of, query_wait, waiting
-from app.api.open_streams import OpenStream, is_stream, open_stream
+from app.api.open_streams import OpenStream, is_stream, long_poll, open_stream
 from app.api.parameters import JsonBody, Server, Tenant, query_names
 from app.api.routes import Reply, Routes
 from app.api.services import Services, account_of, services_of
@@ -89,7 +88,7 @@ async def read(request: Request) -> ASGIApp:
             services, Want(job_id_of(request), after, types, tenant=account.tenant), resumes=resumes
         )
     want = Want(job_id_of(request), parse_after(request), types, PAGE_ROWS, PAGE_BYTES, account.tenant)
-    with account.long_polls.place() if wait > 0 else contextlib.nullcontext():
+    with long_poll(request.scope, wait):
         page = await _wait_for_events(services, want, wait)
     events = b",".join([event_json(event) for event in page.events])
     return json_response(b'{"events":[%b],"next_after":%d}' % (events, page.next_after))

@@ -1,6 +1,5 @@
 """/jobs: submit, read, list, cancel, revive, delete."""
 
-import contextlib
 import hashlib
 import time
 from typing import Annotated, Literal, cast
@@ -31,6 +30,7 @@ from app.api.job_parameters import (
     trace_of,
     waiting,
 )
+from app.api.open_streams import long_poll
 from app.api.parameters import Caller, JsonBody, Server, Tenant
 from app.api.render import job_document
 from app.api.routes import ETAG, LINK, LOCATION, Answer, AnswerHeader, AnyOf, Content, Reply, Routes
@@ -110,8 +110,8 @@ async def submit(request: Request) -> Response:
     release_body(request)
     seconds = prefer_wait(request)
     # It is a wish: a caller who has too many of them is answered at once, for the job is there.
-    if seconds is not None and account.long_polls.has_room:
-        with account.long_polls.place():
+    if seconds is not None and account.may_wait:
+        with long_poll(request.scope, seconds):
             finished = await _wait_until_terminal(services, job_id, tenant, seconds)
         if finished is not None and finished.state in TERMINAL:
             headers = _headers_of(receipt) | {"preference-applied": f"wait={seconds}"}
@@ -243,7 +243,7 @@ async def get_job(
         Header(alias="If-None-Match", description="An ETag; answers 304 when the job has not changed."),
     ] = None,
 ) -> Answer[Document] | Response:
-    with caller.long_polls.place() if wait > 0 else contextlib.nullcontext():
+    with long_poll(request.scope, wait):
         job = await _wait_until_terminal(server, job_id, caller.tenant, wait)
     if job is None:
         raise NotFound("There is no such job.")

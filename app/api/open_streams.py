@@ -6,18 +6,23 @@ while nothing happens. A reader that does not read is hung up on by the server (
 
 import asyncio
 import contextlib
+import math
 import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Protocol
 
 from starlette.types import Receive, Scope, Send
 
-from app.errors import RateLimited
+from app.errors import RateLimited, Unauthorized
+from app.identity.account import Account, Connection
+from app.identity.limits import Places
 from app.telemetry import STREAMS, STREAMS_REFUSED
 
 RETRY_AFTER_SECONDS = 5.0
 # Where a server offers, as an extension of ASGI, to write without a task that waits for it (see AtOnce).
 AT_ONCE = "foreman.at_once"
+# Where it tells of the connection that a request came by.
+CONNECTION = "foreman.connection"
 
 HEADERS = [
     (b"cache-control", b"no-store"),
@@ -42,7 +47,8 @@ class OpenStreams:
             raise RateLimited(
                 f"This server already serves {self._limit} streams.", retry_after=RETRY_AFTER_SECONDS
             )
-        with scope["state"]["account"].streams.place():
+        account: Account = scope["state"]["account"]
+        with _waiting(scope, account, account.streams):
             self._open += 1
             gauge = STREAMS.labels(of)
             gauge.inc()
@@ -55,6 +61,30 @@ class OpenStreams:
     def first_quiet(self) -> float:
         """Streams that began together shall not keep themselves alive in step."""
         return self.keep_alive_seconds * random.uniform(0.5, 1.0)
+
+
+def long_poll(scope: Scope, seconds: float = math.inf) -> contextlib.AbstractContextManager[None]:
+    """A place for a request that waits so long; raises RateLimited when its caller has too many of them."""
+    account: Account = scope["state"]["account"]
+    return _waiting(scope, account, account.long_polls) if seconds > 0 else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _waiting(scope: Scope, account: Account, places: Places) -> Iterator[None]:
+    """Only for as long as the caller's key is good: see `Account.end`."""
+    if account.ended:
+        # Since it was let in.
+        raise Unauthorized("This API key is not valid any more.", problem="invalid_token")
+    connection: Connection | None = scope.get("extensions", {}).get(CONNECTION)
+    with places.place():
+        if connection is None:
+            yield
+            return
+        connection.waits = True
+        try:
+            yield
+        finally:
+            connection.waits = False
 
 
 def is_stream(scope: Scope) -> None:

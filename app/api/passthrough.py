@@ -25,7 +25,7 @@ from app.api import admission, surfaces
 from app.api.direct import read_body, release_body
 from app.api.job_parameters import idempotency_key, trace_of
 from app.api.jobs import cancel_job, fingerprint_of
-from app.api.open_streams import OpenStream, answering
+from app.api.open_streams import OpenStream, answering, long_poll
 from app.api.services import Services, account_of, services_of
 from app.dialects.framing import SSE_KEEP_ALIVE
 from app.dialects.protocol import AnswerWriter, Body, Dialect
@@ -173,8 +173,8 @@ class Waiting(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Refused before there is a job, when this process or its caller has its fill of streams.
-        streams, polls = self._services.streams, scope["state"]["account"].long_polls
-        with streams.place("answers", scope) if self._call.streams else polls.place():
+        streams = self._services.streams
+        with streams.place("answers", scope) if self._call.streams else long_poll(scope):
             async with answering(receive, send, self._caller_left, scope) as self._stream:
                 try:
                     await self._talk()

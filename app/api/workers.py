@@ -1,7 +1,6 @@
 """The worker protocol: claim over HTTP, settle with the lease token; the in-process worker's functions."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Annotated, Any, cast
@@ -23,6 +22,7 @@ from app.api.job_documents import (
     SettlementAnswers,
 )
 from app.api.job_parameters import job_id_of, prefers_minimal
+from app.api.open_streams import long_poll
 from app.api.operator_documents import Worker, Workers
 from app.api.parameters import Server, Tenant
 from app.api.render import brief_documents, claimed_documents
@@ -113,7 +113,7 @@ async def claim(request: Request) -> Response:
         Claimant(wanted.worker, wanted.limit, wanted.lease_seconds or 0),
         prefers_minimal(request),
     )
-    with account.long_polls.place() if wanted.wait_seconds > 0 else contextlib.nullcontext():
+    with long_poll(request.scope, wanted.wait_seconds):
         claimed = await _claim_unless_gone(request, services, claimer, wanted.wait_seconds)
     if claimer.brief:
         briefly = brief_documents(cast("Sequence[BriefJob]", claimed))

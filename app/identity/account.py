@@ -16,10 +16,14 @@ _TOKEN_BYTES = 18
 
 
 class Connection(Protocol):
-    """What a key's requests come by."""
+    """What a key's requests come by, one at a time."""
 
-    def hang_up(self) -> None:
-        """End it now, whatever is being said."""
+    # Whether its request waits for something to happen, or is answered for as long as the caller listens.
+    waits: bool
+
+    def key_ended(self) -> None:
+        """Who waits, listens or is still sending is hung up on. What is about to be answered still is: it may
+        be done already, and nobody would know."""
 
 
 class Account:
@@ -27,6 +31,7 @@ class Account:
         "_lease_secret",
         "believed_until",
         "connections",
+        "ended",
         "held",
         "jobs",
         "key_id",
@@ -63,12 +68,18 @@ class Account:
         self.jobs = limits.jobs
         self.max_connections = limits.connections
         self.connections: set[Connection] = set()
+        self.ended = False
         # By time.perf_counter: when the database last said so, and for how long that is believed.
         self.verified_at = 0.0
         self.believed_until = 0.0
         # The header by which it is recognised at once; and whether it was since it was last looked up.
         self.said: bytes | None = None
         self.used = False
+
+    @property
+    def may_wait(self) -> bool:
+        """Whether one more request of it may wait for something."""
+        return not self.ended and self.long_polls.has_room
 
     def require(self, scope: Scope | None) -> None:
         """Raises Forbidden unless the key may do that; None is what every key may."""
@@ -88,11 +99,12 @@ class Account:
             )
         self.connections.add(connection)
 
-    def hang_up(self) -> None:
+    def end(self) -> None:
         """The key is no more: nobody goes on listening, or claiming, with it."""
+        self.ended = True
         for connection in list(self.connections):
             with contextlib.suppress(Exception):
-                connection.hang_up()
+                connection.key_ended()
         self.connections.clear()
 
     @property

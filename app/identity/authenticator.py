@@ -152,8 +152,8 @@ class Authenticator(Loop):
     def _drop(self, digest: bytes, account: Account, why: str) -> None:
         self._forget(digest, account)
         if account.connections:
-            log.info("key.hung_up", key_id=account.key_id, why=why, connections=len(account.connections))
-        account.hang_up()
+            log.info("key.ended", key_id=account.key_id, why=why, connections=len(account.connections))
+        account.end()
 
     def _forget(self, digest: bytes, account: Account) -> None:
         self._accounts.pop(digest, None)

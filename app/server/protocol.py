@@ -29,8 +29,8 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from app.api.edge import CONNECTION, EVENT_STREAM
-from app.api.open_streams import AT_ONCE
+from app.api.edge import EVENT_STREAM
+from app.api.open_streams import AT_ONCE, CONNECTION
 from app.api.problems import problem_body
 from app.errors import ForemanError, HeadersTooLarge, MethodNotAllowed, RequestTimeout, Unparsable
 from app.identity.account import Account
@@ -98,6 +98,7 @@ class PacedProtocol(HttpToolsProtocol):
         self._reader_timer: asyncio.TimerHandle | None = None
         # Whose requests come by it; behind a proxy that may change with each of them.
         self.account: Account | None = None
+        self.waits = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -164,6 +165,12 @@ class PacedProtocol(HttpToolsProtocol):
     def hang_up(self) -> None:
         # Not close: that would wait for the buffers to drain into a reader that takes nothing.
         self.transport.abort()
+
+    def key_ended(self) -> None:
+        cycle: RequestResponseCycle | None = self.cycle
+        begun = cycle is not None and cycle.response_started and not cycle.response_complete
+        if self.waits or begun or self._place != IN_HEAD:
+            self.hang_up()
 
     def belong_to(self, account: Account) -> None:
         """Raises RateLimited when that account has too many."""

@@ -13,10 +13,11 @@ tokens = st.binary(min_size=18, max_size=18).map(bytes.hex)
 
 
 class Wire:
-    hung_up = False
+    waits = False
+    told = False
 
-    def hang_up(self) -> None:
-        self.hung_up = True
+    def key_ended(self) -> None:
+        self.told = True
 
 
 def account(**given: int) -> Account:
@@ -62,14 +63,16 @@ def test_places_end_and_come_back() -> None:
     assert mine.streams.taken == 0
 
 
-def test_connections_are_counted_and_hung_up_on() -> None:
+def test_connections_are_counted_and_told_when_the_key_ends() -> None:
     mine, wires = account(connections=2), [Wire(), Wire()]
     for wire in wires:
         mine.comes_by(wire)
     with pytest.raises(RateLimited):
         mine.comes_by(Wire())
-    mine.hang_up()
-    assert all(wire.hung_up for wire in wires)
+    assert mine.may_wait
+    mine.end()
+    assert all(wire.told for wire in wires)
+    assert not mine.may_wait
     mine.comes_by(Wire())
 
 

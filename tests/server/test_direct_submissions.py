@@ -39,12 +39,13 @@ class Client:
     account: Account | None = None
     last_head: bytes = b""
     last_headers: dict[bytes, bytes] | None = None
+    waits: bool = False
 
     def belong_to(self, account: Account) -> None:
         account.comes_by(self)
         self.account = account
 
-    def hang_up(self) -> None:
+    def key_ended(self) -> None:
         self.account = None
 
     def answer(self, status: int, headers: bytes, body: bytes) -> None:
