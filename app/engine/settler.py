@@ -37,7 +37,7 @@ class Settler:
         self._database = database
         self._hub = hub
         self._batcher: Batcher[Group, list[Settled]] = Batcher(
-            self._flush, max_weight=MAX_ROWS, weight=len, size=_size, in_flight=IN_FLIGHT
+            self._flush, max_weight=MAX_ROWS, weight=len, size=_size, in_flight=IN_FLIGHT, keys=_jobs
         )
 
     async def settle(self, settlement: Settlement) -> Settled:
@@ -71,17 +71,16 @@ class Settler:
         await self._batcher.drain()
 
     async def _flush(self, groups: Sequence[Group]) -> Sequence[list[Settled] | Exception]:
-        settlements = [each for group in groups for each in group]
-        if len({each.job_id for each in settlements}) < len(settlements):
-            # Callers over HTTP may settle one job from two places at once; then one after the other.
-            return [await self._settle(group) for group in groups]
-        settled = iter(await self._settle(settlements))
+        changes = await settle(self._database, [each for group in groups for each in group])
+        self._hub.announce(changes)
+        settled = iter(changes.answers)
         return [[next(settled) for _ in group] for group in groups]
 
-    async def _settle(self, settlements: Group) -> list[Settled]:
-        changes = await settle(self._database, settlements)
-        self._hub.announce(changes)
-        return changes.answers
+
+def _jobs(settlements: Group) -> list[str]:
+    """Callers over HTTP may settle one job from two places at once, or again when no answer came: one after
+    the other."""
+    return [each.job_id for each in settlements]
 
 
 def _size(settlements: Group) -> int:

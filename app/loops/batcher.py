@@ -7,7 +7,7 @@ item's fault the items are tried one by one, so that a bad one never poisons its
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -35,7 +35,8 @@ class Batcher(Generic[Item, Answer]):
     """Hands items to `flush` in batches and each waiter its own answer.
 
     A batch is bounded twice: by `weight`, how many rows an item is, and by `size`, how many bytes; an item
-    that is too much by itself leaves alone. `in_flight` says how many flushes may run side by side.
+    that is too much by itself leaves alone. `in_flight` says how many flushes may run side by side. Of items
+    that share one of their `keys` a batch takes the first, and the others keep their places in the queue.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Batcher(Generic[Item, Answer]):
         max_size: int = MAX_FLUSH_BYTES,
         size: Callable[[Item], int] = lambda _: 0,
         in_flight: int = 1,
+        keys: Callable[[Item], Iterable[str]] | None = None,
     ) -> None:
         self._flush = flush
         self._max_weight = max_weight
@@ -54,6 +56,7 @@ class Batcher(Generic[Item, Answer]):
         self._max_size = max_size
         self._size = size
         self._in_flight = in_flight
+        self._keys = keys
         self._waiting: deque[Entry[Item, Answer]] = deque()
         self._flushes = 0
         # The loop keeps only weak references to tasks.
@@ -110,14 +113,25 @@ class Batcher(Generic[Item, Answer]):
 
     def _take(self) -> list[Entry[Item, Answer]]:
         batch: list[Entry[Item, Answer]] = []
+        passed: list[Entry[Item, Answer]] = []
+        taken: set[str] = set()
         room, bytes_left = self._max_weight, self._max_size
         while self._waiting:
             item, _, weight = self._waiting[0]
+            if self._keys is not None:
+                keys = self._keys(item)
+                is_free = taken.isdisjoint(keys)
+                # Also those of what is passed over: nothing overtakes it.
+                taken.update(keys)
+                if not is_free:
+                    passed.append(self._waiting.popleft())
+                    continue
             room -= weight
             bytes_left -= self._size(item)
             if batch and (room < 0 or bytes_left < 0):
                 break
             batch.append(self._waiting.popleft())
+        self._waiting.extendleft(reversed(passed))
         return batch
 
     async def _flush_batch(self, batch: list[Entry[Item, Answer]]) -> None:

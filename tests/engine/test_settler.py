@@ -1,16 +1,22 @@
 """Each outcome of a run is exactly one verb of the store."""
 
+import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from app.engine import settler as settler_module
 from app.engine.settler import Settler, as_settlement
 from app.errors import DatabaseUnavailable
 from app.events.hub import Hub
 from app.jobs.outcomes import Cancelled, Deferred, Failed, JobError, Outcome, Released, Retry, Succeeded
 from app.jobs.states import Verb
+from app.store.changes import Changes
 from app.store.database import Database
+from app.store.settle import Settled, Settlement, settle
+from tests.patience import turn_of_the_loop, until
 from tests.store.making import log_of, running
 
 ERROR = JobError("broken", "It broke.", retryable=True)
@@ -87,3 +93,33 @@ async def test_a_settlement_whose_answer_was_lost_is_sent_again_and_is_not_late(
     assert cut.cut
     assert settled.ok
     assert "late_settlement" not in [type_ for _, type_, _ in await log_of(database, job_id)]
+
+
+async def test_what_is_sent_twice_waits_for_itself_and_keeps_nobody_else_waiting(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a stall workers send again what was not answered: then most of a flush is there twice."""
+    held = [await running(database) for _ in range(2 + 20)]
+    settlements = [as_settlement(job_id, token, Succeeded("1")) for job_id, token in held]
+    gate, sizes = asyncio.Event(), []
+
+    async def counted(target: Database, batch: Sequence[Settlement]) -> Changes[Settled]:
+        sizes.append(len(batch))
+        await gate.wait()
+        return await settle(target, batch)
+
+    monkeypatch.setattr(settler_module, "settle", counted)
+    settler = Settler(database, Hub(database, None, 60))
+    # Until both flushes that there may be are on their way.
+    first = [asyncio.create_task(settler.settle(settlements[0]))]
+    await until(lambda: len(sizes) == 1)
+    first.append(asyncio.create_task(settler.settle(settlements[1])))
+    await until(lambda: len(sizes) == 2)
+    late = as_settlement(settlements[2].job_id, "0" * 36, Succeeded("2"))
+    waiting = [*settlements[2:], *settlements[2:], late]
+    others = [asyncio.create_task(settler.settle(each)) for each in waiting]
+    await turn_of_the_loop()
+    gate.set()
+    answers = await asyncio.gather(*first, *others)
+    assert [each.ok for each in answers] == [True] * 42 + [False]
+    assert sorted(sizes, reverse=True) == [20, 20, 1, 1, 1]

@@ -283,3 +283,16 @@ async def test_whoever_cannot_be_told_keeps_nobody_else_from_being_told() -> Non
         await batcher.drain()
     assert told == ["B"]
     assert [each["event"] for each in logs] == ["batcher.not_told"]
+
+
+async def test_of_items_with_a_key_in_common_one_leaves_and_the_others_keep_their_places() -> None:
+    gate = Gate()
+    batcher = Batcher(gate.flush, max_weight=4, keys=lambda item: item.split("."))
+    [first] = put(batcher, "busy")
+    await gate.entered.wait()
+    waiting = put(batcher, "a", "b", "a", "a.c", "c", "d", "e", "f")
+    await turn_of_the_loop()
+    gate.open()
+    assert await all_of(first, *waiting) == ["BUSY", "A", "B", "A", "A.C", "C", "D", "E", "F"]
+    # The second a waits for the first, a.c for the second, and c does not overtake a.c.
+    assert gate.batches == [["busy"], ["a", "b", "d", "e"], ["a", "f"], ["a.c"], ["c"]]
