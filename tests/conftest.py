@@ -22,6 +22,7 @@ import pytest
 from httpx._config import DEFAULT_TIMEOUT_CONFIG, create_ssl_context
 
 from app.embedded import EmbeddedPostgres
+from app.store import database as database_module
 from app.store.database import Database
 from app.store.migrate import migrate
 from tests import forkserver, patience
@@ -110,7 +111,10 @@ def database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
 
 @pytest.fixture
 async def database(database_url: str) -> AsyncIterator[Database]:
-    database = Database(database_url)
+    with pytest.MonkeyPatch.context() as patch:
+        # A test that holds a transaction open keeps it, however long the machine stalls meanwhile.
+        patch.setitem(database_module.SESSION, "idle_in_transaction_session_timeout", "15min")
+        database = Database(database_url)
     await database.open()
     yield database
     await database.close()

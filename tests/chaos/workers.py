@@ -22,6 +22,9 @@ from tests.chaos.calls import Answer, Broken, Endpoint
 from tests.chaos.records import Recorder
 from tests.patience import pace, pretend_to_work
 
+# As many as a worker has in hand at once: one that takes whatever there is falls behind after a stall, loses the leases
+# of all it has, and never catches up.
+IN_HAND = 100
 LIMIT = 8
 WAIT_SECONDS = 5
 
@@ -69,6 +72,8 @@ class Workers:
         if self._config.kinds:
             asked["kinds"] = self._config.kinds
         while True:
+            while len(self._runs) >= IN_HAND:
+                await pace(0.05)
             try:
                 answer = await self._replica().ask("POST", "/claims", asked, timeout=WAIT_SECONDS + 10)
             except Broken:
