@@ -113,6 +113,13 @@ class Settings(BaseModel):
     max_streams: int = _setting(
         10_000, "event and token streams that one process serves at a time", ge=1, le=1_000_000
     )
+    max_connections: int = _setting(
+        20_000,
+        "open connections of one process, as far as the operating system allows; when there are more, those "
+        "who have said nothing for longest are hung up on",
+        ge=8,
+        le=1_000_000,
+    )
     keep_alive_seconds: float = _setting(
         15, "how often a stream on which nothing happens says so", ge=0.05, le=300
     )

@@ -40,6 +40,11 @@ SETTLEMENTS = Counter(
     "foreman_settlements", "Settlements by verb and whether the lease still held.", ["verb", "ok"]
 )
 
+CONNECTIONS = Gauge("foreman_connections_open", "Connections of callers that this process has.")
+CONNECTIONS_DROPPED = Counter(
+    "foreman_connections_dropped",
+    "Connections ended to make room: their callers had said nothing for longest.",
+)
 STREAMS = Gauge("foreman_streams_open", "Events, tokens and answers that this process streams now.", ["of"])
 STREAMS_REFUSED = Counter("foreman_streams_refused", "Streams refused because there were too many.")
 SLOW_READERS = Counter("foreman_slow_readers", "Connections ended because their reader did not read.")

@@ -14,9 +14,13 @@ class IdleTimer:
         self._loop = loop
         self._seconds = seconds
         self._hang_up = hang_up
-        # None while there is a request.
         self._since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def since(self) -> float | None:
+        """Since when the connection is idle; None while there is a request."""
+        return self._since
 
     def begin(self) -> None:
         """From now on the connection is idle."""

@@ -21,6 +21,7 @@ from app.errors import Unavailable
 from app.foreman import Foreman
 from app.main import create_app
 from app.server import ServeError
+from app.server.connection_limit import ConnectionLimit, allowed
 from app.server.direct_submissions import DirectSubmissions, with_short_way
 from app.server.first_key import provide_first_key
 from app.server.postgres import PostgresKeeper
@@ -29,6 +30,7 @@ from app.server.secret_keys import refuse_wrong_keys
 from app.server.tls import configured
 from app.store.migrate import migrate
 from app.store.outage import REMIND_SECONDS, Cause, PostgresError, Trouble, cause_of, words_of
+from app.telemetry import CONNECTIONS
 from foreman_client.wire import without_password
 
 log = structlog.get_logger()
@@ -108,6 +110,7 @@ class _Server(uvicorn.Server):
         self._settled = asyncio.Event()
         self._listening = asyncio.Event()
         self.problem: ServeError | None = None
+        CONNECTIONS.set_function(lambda: len(self.server_state.connections))
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -206,7 +209,8 @@ def serve_here(
         if tls is not None:
             tls.look()
 
-    protocol = paced(settings.request_timeout_seconds, settings.slow_reader_seconds)
+    limit = ConnectionLimit(allowed(settings.max_connections))
+    protocol = paced(settings.request_timeout_seconds, settings.slow_reader_seconds, limit)
     if settings.role != "worker":
         direct = DirectSubmissions(edge, foreman.intake, settings.max_json_depth)
         protocol = with_short_way(protocol, direct)

@@ -23,7 +23,7 @@ thousand of a byte cost more to read than a megabyte in one.
 
 import asyncio
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -36,6 +36,7 @@ from app.errors import ForemanError, HeadersTooLarge, MethodNotAllowed, RequestT
 from app.identity.account import Account
 from app.server.at_once import AnswerAtOnce
 from app.server.connection import Connection, Flow
+from app.server.connection_limit import ConnectionLimit, Droppable
 from app.server.framing import (
     END_OF_HEAD,
     IN_CHUNKED_BODY,
@@ -71,6 +72,7 @@ class _Pipelined(Exception):
 class PacedProtocol(HttpToolsProtocol):
     request_timeout: float = 20.0
     reader_timeout: float = 30.0
+    connection_limit = ConnectionLimit(20_000)
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -110,6 +112,13 @@ class PacedProtocol(HttpToolsProtocol):
         self.flow: Flow = Flow(transport)
         self._request_expected()
         self._timer = self.loop.call_later(self.request_timeout, self._check_pace)
+        self.connection_limit.enforce(cast("set[Droppable]", self.connections))
+
+    def drop_order(self) -> tuple[bool, float] | None:
+        asked = self._unread is not None or (not self._answered() and self._place == IN_HEAD)
+        if asked:
+            return None
+        return self.account is not None, max(self._began, self._idle.since or 0.0)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
@@ -390,8 +399,15 @@ class PacedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def paced(request_timeout: float, reader_timeout: float) -> type[PacedProtocol]:
+def paced(
+    request_timeout: float,
+    reader_timeout: float,
+    connection_limit: ConnectionLimit = PacedProtocol.connection_limit,
+) -> type[PacedProtocol]:
     """The protocol with these time-outs; uvicorn makes its instances itself and takes only a class."""
-    return type(
-        "Paced", (PacedProtocol,), {"request_timeout": request_timeout, "reader_timeout": reader_timeout}
-    )
+    settings = {
+        "request_timeout": request_timeout,
+        "reader_timeout": reader_timeout,
+        "connection_limit": connection_limit,
+    }
+    return type("Paced", (PacedProtocol,), settings)
