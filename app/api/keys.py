@@ -154,7 +154,7 @@ async def revoke(server: Server, caller: Caller, key_id: str) -> None:
     if not is_id(key_id) or not await api_keys.revoke(server.database, key_id):
         raise NotFound("There is no such key.")
     log.info("key.revoked", key_id=key_id, by=caller.key_id)
-    if server.authenticator is not None and key_id != caller.key_id:
+    if server.authenticator is not None:
         server.authenticator.forget(key_id)
 
 

@@ -123,6 +123,14 @@ def test_a_revoked_key_is_refused_at_once_and_what_it_listens_to_ends(guarded: S
         assert admin.get(f"/keys/{made['key_id']}").status_code == 404
 
 
+def test_a_key_that_revokes_itself_is_told_so_and_is_gone(guarded: Server, tenant: str) -> None:
+    key = guarded.key(tenant, *ADMIN)
+    with guarded.client(key) as itself:
+        [known] = itself.get("/keys", params={"tenant": tenant}).json()["keys"]
+        assert itself.delete(f"/keys/{known['key_id']}").status_code == 204
+        assert itself.get("/keys").status_code == 401
+
+
 def test_the_other_replica_knows_within_a_second(make_server: MakeServer) -> None:
     first = make_server(FOREMAN_AUTH="on")
     second = make_server(FOREMAN_AUTH="on")
