@@ -80,11 +80,11 @@ def _waiting(scope: Scope, account: Account, places: Places) -> Iterator[None]:
         if connection is None:
             yield
             return
-        connection.waits = True
+        connection.waits += 1
         try:
             yield
         finally:
-            connection.waits = False
+            connection.waits -= 1
 
 
 def is_stream(scope: Scope) -> None:

@@ -18,8 +18,9 @@ _TOKEN_BYTES = 18
 class Connection(Protocol):
     """What a key's requests come by, one at a time."""
 
-    # Whether its request waits for something to happen, or is answered for as long as the caller listens.
-    waits: bool
+    # How many of its requests wait for something, or are answered for as long as the caller listens: one at a
+    # time, but the next may begin before the last has quite ended.
+    waits: int
 
     def key_ended(self) -> None:
         """Who waits, listens or is still sending is hung up on. What is about to be answered still is: it may

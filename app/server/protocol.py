@@ -100,7 +100,7 @@ class PacedProtocol(HttpToolsProtocol):
         self._reader_timer: asyncio.TimerHandle | None = None
         # Whose requests come by it; behind a proxy that may change with each of them.
         self.account: Account | None = None
-        self.waits = False
+        self.waits = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

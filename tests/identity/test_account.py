@@ -13,7 +13,7 @@ tokens = st.binary(min_size=18, max_size=18).map(bytes.hex)
 
 
 class Wire:
-    waits = False
+    waits = 0
     told = False
 
     def key_ended(self) -> None:

@@ -39,7 +39,7 @@ class Client:
     account: Account | None = None
     last_head: bytes = b""
     last_headers: dict[bytes, bytes] | None = None
-    waits: bool = False
+    waits: int = 0
 
     def belong_to(self, account: Account) -> None:
         account.comes_by(self)
