@@ -170,6 +170,8 @@ class NewJob(msgspec.Struct, gc=False):
     concurrency_key: str | None = None
     fair_value: str | None = None
     dialect: str | None = None
+    # Not the caller's word, but what the caller is known by.
+    key_id: str | None = None
 
     def __repr__(self) -> str:
         """Without what is nobody's business: payloads and secrets are in no log."""

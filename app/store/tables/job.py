@@ -135,6 +135,8 @@ class Job(SQLModel, table=True):
     dialect: str = text(null=False, server_default=sa.text("'ollama'"), sent=Sent())
     # Its usage stands in the ledger.
     usage_booked: bool = flag()
+    # Whose key submitted it; NULL where there is no authentication, and of jobs that schedules make.
+    key_id: str | None = column(ID, sent=Sent(shared=True))
 
 
 class Dependency(SQLModel, table=True):

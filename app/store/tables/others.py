@@ -46,6 +46,19 @@ class KeyJob(SQLModel, table=True):
     job_id: str = primary(ID)
 
 
+class Session(SQLModel, table=True):
+    """A person signed in to the dashboard with a key. The cookie is kept as its SHA-256 only."""
+
+    __tablename__ = "sessions"
+
+    hash: bytes = primary(sa.LargeBinary)
+    key_id: str = Field(
+        sa_column=sa.Column(ID, sa.ForeignKey("api_keys.id", ondelete="CASCADE"), nullable=False)
+    )
+    created_at: datetime = time(null=False, server_default=NOW)
+    expires_at: datetime = time(null=False)
+
+
 class Target(SQLModel, table=True):
     """A target, and what was last known of it. `settings` is NULL for one that the environment makes."""
 
@@ -86,6 +99,23 @@ class UsageDay(SQLModel, table=True):
     __tablename__ = "usage_days"
 
     tenant: str = primary()
+    model: str = primary()
+    day: date = Field(sa_column=sa.Column(sa.Date, primary_key=True))
+    jobs: int = count(kind=sa.BigInteger)
+    prompt_tokens: int = count(kind=sa.BigInteger)
+    completion_tokens: int = count(kind=sa.BigInteger)
+    load_seconds: float = seconds(null=False)
+    prefill_seconds: float = seconds(null=False)
+    decode_seconds: float = seconds(null=False)
+
+
+class KeyUsageDay(SQLModel, table=True):
+    """The same ledger by key, for jobs that one submitted."""
+
+    __tablename__ = "key_usage_days"
+
+    tenant: str = primary()
+    key_id: str = primary(ID)
     model: str = primary()
     day: date = Field(sa_column=sa.Column(sa.Date, primary_key=True))
     jobs: int = count(kind=sa.BigInteger)

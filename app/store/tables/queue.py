@@ -21,6 +21,8 @@ class Queue(SQLModel, table=True):
     paused_at: datetime | None = time()
     created_at: datetime = time(null=False, server_default=NOW)
     updated_at: datetime = time(null=False, server_default=NOW)
+    # The name of the key that paused it; NULL where there was none.
+    paused_by: str | None = text()
     # Until when jobs that were there before a change of the settings have been brought in line with it.
     reconciled_at: datetime | None = time()
 
@@ -99,6 +101,18 @@ class Schedule(SQLModel, table=True):
     last_error: str | None = text()
     created_at: datetime = time(null=False, server_default=NOW)
     updated_at: datetime = time(null=False, server_default=NOW)
+
+
+class ScheduleTick(SQLModel, table=True):
+    """What came of the last ticks of a schedule, a few of each."""
+
+    __tablename__ = "schedule_ticks"
+
+    name: str = primary()
+    at: datetime = primary(TIME)
+    outcome: str = text(null=False)
+    job_id: str | None = column(ID)
+    error: str | None = text()
 
 
 class BulkOperation(SQLModel, table=True):
