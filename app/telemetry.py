@@ -36,6 +36,29 @@ UNAUTHENTICATED = Counter(
 )
 BODY_BYTES = Gauge("foreman_request_body_bytes", "Bytes of request bodies that this process holds now.")
 
+# From a millisecond to a day. The charts of the dashboard are made of the same buckets (store/samples.py):
+# what is kept there is read by their number, so they are never changed, only added to at the end.
+DURATIONS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0),
+    *(60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0, 7200.0, 21_600.0, 86_400.0),
+)
+JOB_WAIT = Histogram(
+    "foreman_job_wait_seconds",
+    "Time from when a job could be claimed until it was, for each claim.",
+    ["queue", "kind"],
+    buckets=DURATIONS,
+)
+JOB_RUN = Histogram(
+    "foreman_job_run_seconds",
+    "Time from a claim to its settlement, by the verb that settled it.",
+    ["queue", "kind", "verb"],
+    buckets=DURATIONS,
+)
+ENDED = Counter("foreman_jobs_ended", "Jobs that ended, by how.", ["queue", "kind", "state"])
+TOKENS = Counter(
+    "foreman_tokens", "Tokens of jobs that ended, as their targets counted them.", ["model", "of"]
+)
+
 SETTLEMENTS = Counter(
     "foreman_settlements", "Settlements by verb and whether the lease still held.", ["verb", "ok"]
 )
