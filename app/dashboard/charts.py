@@ -111,7 +111,8 @@ def _chart(
         '<figure class="chart" tabindex="0" data-chart="{data}"><figcaption>{title}</figcaption>'
         '<svg class="plot" width="100%" height="{height}" role="img" aria-label="{summary}">{grid}'
         '<svg viewBox="0 0 {width} {box}" width="100%" height="100%" preserveAspectRatio="none">{drawn}</svg>'
-        '{names}</svg><div class="times" aria-hidden="true"><span>{label} ago</span><span>now</span></div></figure>'
+        '{names}</svg><div class="times" aria-hidden="true"><span>{label} ago</span><span>now</span></div>'
+        "</figure>"
     ).format(
         data=_data(series, span, say),
         title=title,

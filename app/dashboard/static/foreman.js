@@ -281,6 +281,16 @@ document.addEventListener("keydown", (event) => {
   announce(readChart(chart, Math.max(0, Math.min(1, at))) || "");
 });
 
+// -- what an address points at is opened -------------------------------------------------------------------
+
+function openTarget() {
+  const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (target && target.tagName === "DETAILS") target.open = true;
+}
+
+addEventListener("hashchange", openTarget);
+openTarget();
+
 // -- begin -------------------------------------------------------------------------------------------------
 
 nudges.open();
