@@ -128,8 +128,8 @@ class WaitingJob:
         job = self.job
         if self.rules.fair_by is not None and job.fair_value is not None:
             ahead = await store.count_fair_ahead(self.database, job)
-            words = f"the queue {job.queue} takes turns by {self.rules.fair_by}"
-            words += f": of the same turn {number(ahead, 'job')} {_is(ahead)} ahead of it"
+            jobs = f"{number(ahead, 'job')} of the same turn {_is(ahead)}" if ahead else "none is"
+            words = f"the queue {job.queue} takes turns by {self.rules.fair_by}: {jobs} ahead of it"
             return [Reason(code=Code.FAIR_BY, message=sentence(words), queue=job.queue, ahead=ahead)]
         ahead = (position or 1) - 1
         if ahead:

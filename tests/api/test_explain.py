@@ -218,7 +218,7 @@ def test_in_a_fair_queue_those_of_the_same_turn_count(work: Queue, submit: Submi
     calm = submit(metadata={"customer": "calm"})
     assert [reason_of(explain(each), "fair_by")["ahead"] for each in (*busy, calm)] == [0, 1, 2, 3, 0]
     message = reason_of(explain(busy[3]), "fair_by")["message"]
-    assert message.endswith("takes turns by customer: of the same turn 3 jobs are ahead of it.")
+    assert message.endswith("takes turns by customer: 3 jobs of the same turn are ahead of it.")
 
 
 def test_a_busy_key_is_told_with_its_holder_and_those_ahead(work: Queue, explain: Explain) -> None:
