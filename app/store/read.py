@@ -39,11 +39,14 @@ async def get_job(database: Database, job_id: str, tenant: str) -> Job | None:
 
 # Counted no further than an answer needs: "10,000 or more" is all that anybody wants to know.
 POSITION_LIMIT = 10_000
+# Those of a better rank, and those of the same that came before, each along its own part of the index: in one condition
+# all that comes behind would be read, too, to be left out.
 POSITION = f"""
 SELECT count(*) FROM (
-    SELECT 1 FROM queued
-    WHERE queue = $1 AND lane = $2 AND {IN_LANES}
-      AND (rank > $3 OR (rank = $3 AND (ready_at, id) < ($4, $5)))
+    (SELECT 1 FROM queued WHERE queue = $1 AND lane = $2 AND {IN_LANES} AND rank > $3 LIMIT {POSITION_LIMIT})
+    UNION ALL
+    (SELECT 1 FROM queued WHERE queue = $1 AND lane = $2 AND {IN_LANES} AND rank = $3 AND (ready_at, id) < ($4, $5)
+     LIMIT {POSITION_LIMIT})
     LIMIT {POSITION_LIMIT}
 ) AS ahead
 """
