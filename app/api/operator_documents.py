@@ -11,7 +11,7 @@ from app.jobs.queue_settings import QueueSettings
 from app.jobs.shapes import Count, JobId, Moment, Number
 from app.jobs.submission import Name
 from app.store.census import Gate
-from app.store.usage import Usage
+from app.store.usage import KeyUsage, Usage
 from app.store.workers import Worker as KnownWorker
 from app.targets.config import Origin, Slots, Tags, TargetUrl, WakeAction
 
@@ -179,3 +179,7 @@ class Targets(msgspec.Struct):
 
 class UsageSums(msgspec.Struct):
     usage: list[Usage]
+
+
+class KeyUsageSums(msgspec.Struct):
+    usage: list[KeyUsage]
