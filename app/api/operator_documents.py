@@ -134,6 +134,13 @@ class BulkOperations(msgspec.Struct):
     operations: list[BulkOperation]
 
 
+class Tick(msgspec.Struct, kw_only=True):
+    at: Moment
+    outcome: Annotated[str, Meta(description="accepted, coalesced, replaced, or an error's code.")]
+    job_id: JobId | None
+    error: str | None
+
+
 class Schedule(msgspec.Struct, kw_only=True):
     name: Name
     cron: str
@@ -146,6 +153,8 @@ class Schedule(msgspec.Struct, kw_only=True):
         str | None, Meta(description="accepted, coalesced, replaced, or an error's code.")
     ]
     last_error: str | None
+    last_ticks: Annotated[list[Tick], Meta(description="What came of the last ten, newest first.")]
+    next_ticks: Annotated[list[Moment], Meta(description="The next five, of which `next_at` is the first.")]
     created_at: Moment
     updated_at: Moment
 
