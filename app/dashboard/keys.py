@@ -78,6 +78,7 @@ def _wanted(form: Form) -> NewKey:
         "tenant": form.text("tenant") or None,
         "expires_in_seconds": _number(form.text("expires")),
     }
+    wanted: NewKey
     wanted, errors = _read(body, NewKey)
     own, more = _read(limits, Limits)
     errors += [{**each, "field": f"limit-{each['field']}"} for each in more]
