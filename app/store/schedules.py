@@ -158,9 +158,7 @@ async def move_on(connection: Runner, name: str, following: datetime, ticks: Seq
     """On to the next tick, with what came of one or more just now."""
     last = ticks[-1]
     kept = arrays(ticks[-KEPT_TICKS:], "at", "outcome", "job_id", "error")
-    await connection.execute(
-        MOVE_ON, name, following, last.at, last.outcome, last.job_id, last.error, *kept
-    )
+    await connection.execute(MOVE_ON, name, following, last.at, last.outcome, last.job_id, last.error, *kept)
 
 
 NEXT = "SELECT extract(epoch FROM min(next_at) - now())::float8 AS seconds FROM schedules"
