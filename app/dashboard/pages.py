@@ -1,7 +1,7 @@
 """All pages, in the order in which the framework looks for them."""
 
 from app.api.routes import Route
-from app.dashboard import assets, keys, nudges, reference, signing_in, workers
+from app.dashboard import assets, keys, nudges, reference, signing_in, usage, workers
 
 routes: list[Route] = [
     *assets.routes,
@@ -9,5 +9,6 @@ routes: list[Route] = [
     *nudges.routes,
     *workers.routes,
     *keys.routes,
+    *usage.routes,
     *reference.routes,
 ]
