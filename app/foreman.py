@@ -132,6 +132,7 @@ class Foreman:
             self.targets,
             Claimers(self.database),
             JobLimits(self.database),
+            self.webhooks,
             self.authenticator,
         )
         self._serving = Parts(

@@ -24,6 +24,7 @@ from app.identity.authenticator import Authenticator
 from app.identity.job_limits import JobLimits
 from app.store.database import Database
 from app.targets.registry import Registry
+from app.webhooks.deliverer import Deliverer
 
 
 @dataclass(slots=True)
@@ -46,6 +47,7 @@ class Services:
     targets: Registry
     claimers: Claimers
     job_limits: JobLimits
+    deliverer: Deliverer
     # None where there is no authentication.
     authenticator: Authenticator | None
 
