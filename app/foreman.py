@@ -135,6 +135,7 @@ class Foreman:
             claimers,
             Explainer(self.database, self.targets, claimers, settings),
             JobLimits(self.database),
+            self.webhooks,
             self.authenticator,
         )
         self._serving = Parts(

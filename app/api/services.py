@@ -25,6 +25,7 @@ from app.identity.authenticator import Authenticator
 from app.identity.job_limits import JobLimits
 from app.store.database import Database
 from app.targets.registry import Registry
+from app.webhooks.deliverer import Deliverer
 
 
 @dataclass(slots=True)
@@ -48,6 +49,7 @@ class Services:
     claimers: Claimers
     explainer: Explainer
     job_limits: JobLimits
+    deliverer: Deliverer
     # None where there is no authentication.
     authenticator: Authenticator | None
 

@@ -103,6 +103,10 @@ class Deliverer:
         if self._held:
             await self._let_go([(job_id, seq, tries) for (job_id, seq), (tries, _) in self._held.items()])
 
+    def open_circuits(self) -> frozenset[str]:
+        """Receivers that this process leaves alone for now."""
+        return frozenset(host for host, receiver in self._receivers.items() if receiver.is_open)
+
     def _hasten(self, host: str) -> None:
         """Something for this receiver has just become due."""
         self._due[host] = None
