@@ -42,6 +42,8 @@ EXAMPLE = (
     """-d '{{"kind": "noop", "state_webhook_url": "https://example.com/hook"}}'"""
 )
 MAX_DEPTH = 4
+# More than these are shown on being asked for.
+MOST_RECEIVERS = 25
 
 
 @routes.get("/ui/webhooks", Scope.ADMIN_READ, "Webhooks", PAGE, documented=False)
@@ -51,25 +53,32 @@ async def webhooks_page(
     host: Annotated[str, Query(max_length=2048)] = "",
     state: str = "",
     cursor: str | None = None,
+    all: str | None = None,
 ) -> Response:
     chosen = state or IN_TROUBLE
     if chosen not in CHOICES:
         raise invalid("state", f"must be one of {', '.join(CHOICES)}")
+    host = host.strip().lower()
     receivers = (await webhooks.list_receivers(visit.services)).receivers
-    found, following = await _deliveries(visit, chosen, host.strip() or None, cursor)
+    if host:
+        receivers = [each for each in receivers if each.host.split(":")[0] == host or each.host == host]
+    found, following = await _deliveries(visit, chosen, host or None, cursor)
     return await visit.show(
         "webhooks.html",
-        receivers=receivers,
+        receivers=receivers if all is not None else receivers[:MOST_RECEIVERS],
+        receiver_count=len(receivers),
         deliveries=found,
         next_cursor=following,
-        host=host.strip(),
+        host=host,
         chosen=chosen,
         first_choice=IN_TROUBLE,
         choices=CHOICES,
         looks=LOOKS,
         troubled=TROUBLED,
+        # One receiver, and not all ports of a host.
+        is_receiver=host in {each.host for each in receivers} | {each.host for each in found},
         has_cursor=cursor is not None,
-        here=address(host.strip(), "" if chosen == IN_TROUBLE else chosen, cursor),
+        here=address(host, chosen, cursor),
         link=address,
         redeliver_link=redeliver_address,
         example=EXAMPLE.format(

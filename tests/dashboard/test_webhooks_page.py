@@ -138,6 +138,9 @@ def test_what_was_given_up_on_is_listed_with_its_job_and_by_receiver(
     assert jobs_on(person.get(f"/ui/webhooks?host={receiver.host}")) == sorted(jobs, reverse=True)
     assert jobs_on(person.get("/ui/webhooks?host=another.example")) == []
     assert jobs_on(person.get("/ui/webhooks?state=given_up")) == sorted(jobs, reverse=True)
+    # A host without its port is all of them, and no receiver to send everything to again.
+    assert set(jobs) <= set(jobs_on(whole := person.get("/ui/webhooks?host=127.0.0.1")))
+    assert "/ui/webhooks/redeliver?host=127.0.0.1&" not in whole
     for state in ("refused", "pending", "delivered"):
         assert jobs_on(person.get(f"/ui/webhooks?state={state}")) == [], state
     assert "No delivery to another.example is given up or refused." in text_of(
