@@ -40,6 +40,7 @@ from app.store.migrate import newest_revision
 from app.store.workers import WorkerReport
 from app.targets.config import from_environment
 from app.targets.registry import Registry
+from app.telemetry import BUILD
 from app.webhooks.deliverer import Deliverer
 from app.webhooks.outgoing import Outgoing
 from app.webhooks.send import Sender
@@ -58,6 +59,7 @@ class Foreman:
         if settings.database_url is None:
             raise ValueError("a database URL is needed; `foreman serve` starts an embedded one")
         self.settings = settings
+        BUILD.labels(__version__, settings.role).set(1)
         self.database = Database(
             settings.database_url,
             pooled=settings.listen_database_url is not None or settings.listen == "off",
@@ -129,6 +131,12 @@ class Foreman:
             self.targets,
             Claimers(self.database),
             JobLimits(self.database),
+            [
+                self.queues.measure,
+                self.targets.measure,
+                self.webhooks.measure,
+                *([self.dispatcher.measure] if self.dispatcher else []),
+            ],
             self.authenticator,
         )
         self._serving = Parts(

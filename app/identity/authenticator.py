@@ -48,7 +48,7 @@ class Authenticator(Loop):
         self._said: dict[bytes | None, Account] = {}
         # By id: from when on another use is worth a write.
         self._noted: Remembered[str, float] = Remembered()
-        self._look_ups: Batcher[bytes, Account] = Batcher(self._look_up, max_weight=MAX_LOOKED_UP)
+        self._look_ups: Batcher[bytes, Account] = Batcher("keys", self._look_up, max_weight=MAX_LOOKED_UP)
         super().__init__("authenticator", self._ask_again, interval=ASK_SECONDS)
 
     def recall(self, authorization: bytes | None, now: float) -> Account | None:

@@ -17,6 +17,12 @@ import structlog
 
 from app.errors import DatabaseUnavailable, InvalidRequest
 from app.store.outage import Outage, cause_of
+from app.telemetry import (
+    DATABASE_CONNECTIONS,
+    DATABASE_CONNECTIONS_MOST,
+    DATABASE_WAIT_SECONDS,
+    DATABASE_WAITING,
+)
 
 log = structlog.get_logger()
 
@@ -153,6 +159,10 @@ class Database:
         self._at_hand: deque[tuple[asyncpg.pool.PoolConnectionProxy, float]] = deque()
         # How many wait for the pool to have one: then nothing is kept at hand.
         self._waiting = 0
+        DATABASE_CONNECTIONS.labels("in_use").set_function(lambda: self._connections() - self._idle())
+        DATABASE_CONNECTIONS.labels("idle").set_function(self._idle)
+        DATABASE_CONNECTIONS_MOST.set(size)
+        DATABASE_WAITING.set_function(lambda: self._waiting)
         self.outage = Outage("database")
         # Its URL may be another one, and be wrong while everything else works.
         self.listening = Outage("listen", settled_seconds=0, within=self.outage)
@@ -211,10 +221,18 @@ class Database:
                 return connection
             await pool.release(connection)
         self._waiting += 1
+        began = time.monotonic()
         try:
             return await pool.acquire(timeout=ACQUIRE_SECONDS)
         finally:
             self._waiting -= 1
+            DATABASE_WAIT_SECONDS.observe(time.monotonic() - began)
+
+    def _connections(self) -> int:
+        return 0 if self._pool is None else int(self._pool.get_size())
+
+    def _idle(self) -> int:
+        return 0 if self._pool is None else int(self._pool.get_idle_size()) + len(self._at_hand)
 
     async def _give_back(self, pool: asyncpg.Pool, connection: asyncpg.pool.PoolConnectionProxy) -> None:
         if self._waiting or self._pool is None:
