@@ -6,7 +6,7 @@ cross the processes as a hint (see notices.py), so a `Changes` that is heard may
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import iadd, ior
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -99,34 +99,42 @@ class Changes(Generic[Answer]):
     counts: Counter[Counted] = field(default_factory=Counter)
     durations: Durations = field(default_factory=Durations)
 
-    def moved(self, job: Mapping[str, Any]) -> None:
-        """A row of `told` (see effects.py) entered its state."""
-        job_id, state, queue, key = job["id"], job["state"], job["queue"], job["key"]
-        self.jobs.add(job_id)
-        if state in RUNNING:
-            return
-        kind, ran = job["kind"], job["ran"]
-        if ran is not None:
-            self.stopped.add(queue)
-            self.durations[JOB_RUN, (queue, kind, job["verb"])].append(ran)
-        if state in TERMINAL:
-            self.counts[ENDED, (queue, kind, state)] += 1
+    def moved(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Rows of `told` (see effects.py) entered their states. This is on the way of every job."""
+        # Counted where they are all together, not one by one.
+        stops: defaultdict[tuple[str, str, str, str], list[float | None]] = defaultdict(list)
+        for job in rows:
+            job_id, state, queue, key = job["id"], job["state"], job["queue"], job["key"]
+            self.jobs.add(job_id)
+            if state in RUNNING:
+                continue
+            stops[queue, job["kind"], state, job["verb"]].append(job["ran"])
+            # Nearly always there is neither.
+            if key is not None:
+                self.keys.add((queue, key))
+            if state == "queued":
+                self._waits_again(job)
+                continue
+            if job["has_dependents"]:
+                self.ended.add(job_id)
             if state in BAD:
-                self.failed.append(
-                    Failure(job_id, kind, queue, state, job["attempt"], job["error"], job["request_id"])
-                )
-        # Nearly always there is neither; this is on the way of every job.
-        if key is not None:
-            self.keys.add((queue, key))
-        if job["has_dependents"] and state in TERMINAL:
-            self.ended.add(job_id)
-        if state == "queued":
-            if job["verb"] in AGAIN:
-                self.counts[RETRIED, (queue, kind, code_of(job["error"]) or OTHER)] += 1
-            if job["ready"]:
-                self.work.add((queue, job["lane"]))
-            else:
-                self.delayed = True
+                failure = (job["kind"], queue, state, job["attempt"], job["error"], job["request_id"])
+                self.failed.append(Failure(job_id, *failure))
+        for (queue, kind, state, verb), ran in stops.items():
+            seconds = [each for each in ran if each is not None]
+            if seconds:
+                self.stopped.add(queue)
+                self.durations[JOB_RUN, (queue, kind, verb)] += seconds
+            if state in TERMINAL:
+                self.count(ENDED, queue, kind, state, by=len(ran))
+
+    def _waits_again(self, job: Mapping[str, Any]) -> None:
+        if job["ready"]:
+            self.work.add((job["queue"], job["lane"]))
+        else:
+            self.delayed = True
+        if job["verb"] in AGAIN:
+            self.count(RETRIED, job["queue"], job["kind"], code_of(job["error"]) or OTHER)
 
     def count(self, metric: Metric, *labels: str, by: int = 1) -> None:
         self.counts[metric, labels] += by

@@ -247,8 +247,7 @@ async def settle(database: Runner, settlements: Sequence[Settlement]) -> Changes
     answers: dict[str, Settled] = {}
     for row in rows:
         answers[row["id"]] = Settled(row["id"], True, row["state"])
-        if row["queue"] is not None:
-            changes.moved(row)
+    changes.moved(rows if completes else [row for row in rows if row["queue"] is not None])
     if len(answers) < len(settlements):
         without = [each for each in settlements if each.job_id not in answers]
         answers |= await _without_lease(database, without, changes)

@@ -359,9 +359,9 @@ class Swept:
     def take(self, verb: str, rows: Sequence[Mapping[str, Any]]) -> None:
         if not rows:
             return
-        for row in rows:
-            self.changes.moved(row)
-            if verb in _LEASE_LOST:
+        self.changes.moved(rows)
+        if verb in _LEASE_LOST:
+            for row in rows:
                 self.changes.count(LEASES_LOST, row["queue"], row["kind"])
         self.moved[verb] += len(rows)
         self.changes.count(SWEPT, verb, by=len(rows))
