@@ -66,6 +66,7 @@ class Foreman:
             size=settings.database_connections,
             fences=settings.row_security == "on",
         )
+        self.database.measured()
         listen_url = settings.listen_database_url or settings.database_url
         self.hub = Hub(self.database, listen_url if settings.listen == "on" else None, settings.poll_seconds)
         self.outgoing = Outgoing(settings)

@@ -159,10 +159,6 @@ class Database:
         self._at_hand: deque[tuple[asyncpg.pool.PoolConnectionProxy, float]] = deque()
         # How many wait for the pool to have one: then nothing is kept at hand.
         self._waiting = 0
-        DATABASE_CONNECTIONS.labels("in_use").set_function(lambda: self._connections() - self._idle())
-        DATABASE_CONNECTIONS.labels("idle").set_function(self._idle)
-        DATABASE_CONNECTIONS_MOST.set(size)
-        DATABASE_WAITING.set_function(lambda: self._waiting)
         self.outage = Outage("database")
         # Its URL may be another one, and be wrong while everything else works.
         self.listening = Outage("listen", settled_seconds=0, within=self.outage)
@@ -185,6 +181,13 @@ class Database:
         if self.fences and not await self.fetchval(MAY_FENCE):
             log.warning("database.no_row_security", problem="The role foreman_tenant could not be made.")
             self.fences = False
+
+    def measured(self) -> None:
+        """The metrics tell of this pool: that of the process, and not of one that was opened in passing."""
+        DATABASE_CONNECTIONS.labels("in_use").set_function(lambda: self._connections() - self._idle())
+        DATABASE_CONNECTIONS.labels("idle").set_function(self._idle)
+        DATABASE_CONNECTIONS_MOST.set(self._size)
+        DATABASE_WAITING.set_function(lambda: self._waiting)
 
     async def close(self) -> None:
         if self._pool is not None:
