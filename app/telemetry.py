@@ -190,6 +190,10 @@ MAX_ERRORS = 20
 MAX_RECEIVERS = 10
 
 
+# How long readers of the metrics wait for what has to be looked up: Prometheus gives up after ten seconds.
+LOOK_SECONDS = 4.0
+
+
 class Names:
     """Labels that callers choose: so many are told as they are, and all that come after them as `other`."""
 

@@ -1,5 +1,7 @@
 """Whether the server is alive, ready, which version it is, and its metrics."""
 
+import asyncio
+
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
 
@@ -51,6 +53,5 @@ async def version() -> Version:
 )
 async def metrics(server: Server) -> Response:
     # A database that is away takes only the part of queues and webhooks from the answer.
-    for measure in server.measures:
-        await measure()
+    await asyncio.gather(*(measure() for measure in server.measures))
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)

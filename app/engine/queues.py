@@ -23,7 +23,7 @@ from app.store.database import Database
 from app.store.heads import heads_of
 from app.store.key_memory import KeyMemory
 from app.store.queues import QueueBook
-from app.telemetry import QUEUE_JOBS, QUEUE_OLDEST, Names
+from app.telemetry import LOOK_SECONDS, QUEUE_JOBS, QUEUE_OLDEST, Names
 
 
 class Queues:
@@ -69,7 +69,7 @@ class Queues:
     async def measure(self) -> None:
         """Bring the gauges of the queues up to date, for whoever reads the metrics."""
         try:
-            counts = await self.census.take()
+            counts = await self.census.take_within(LOOK_SECONDS)
         except Unavailable:
             # Better nothing than what was true some time ago.
             counts = {}

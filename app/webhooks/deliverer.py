@@ -28,6 +28,7 @@ from app.store.database import Database
 from app.store.kept import Kept
 from app.store.outbox import DueDelivery, Try, Wanted
 from app.telemetry import (
+    LOOK_SECONDS,
     MAX_RECEIVERS,
     OTHER,
     WEBHOOK_CIRCUITS,
@@ -114,7 +115,7 @@ class Deliverer:
     async def measure(self) -> None:
         """Bring the gauges of what is pending up to date, for whoever reads the metrics."""
         try:
-            backlog = await self._backlog.take()
+            backlog = await self._backlog.take_within(LOOK_SECONDS)
         except Unavailable:
             backlog = []
         WEBHOOKS_PENDING.clear()
