@@ -1,11 +1,15 @@
 """All pages, in the order in which the framework looks for them."""
 
 from app.api.routes import Route
-from app.dashboard import assets, nudges, signing_in, workers
+from app.dashboard import assets, bulk, dead_letters, jobs, nudges, signing_in, submit, workers
 
 routes: list[Route] = [
     *assets.routes,
     *signing_in.routes,
     *nudges.routes,
+    *jobs.routes,
+    *bulk.routes,
+    *submit.routes,
+    *dead_letters.routes,
     *workers.routes,
 ]
