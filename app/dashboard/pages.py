@@ -1,13 +1,29 @@
 """All pages, in the order in which the framework looks for them."""
 
 from app.api.routes import Route
-from app.dashboard import assets, keys, nudges, overview, reference, signing_in, workers
+from app.dashboard import (
+    assets,
+    bulk,
+    dead_letters,
+    jobs,
+    keys,
+    nudges,
+    overview,
+    reference,
+    signing_in,
+    submit,
+    workers,
+)
 
 routes: list[Route] = [
     *assets.routes,
     *signing_in.routes,
     *nudges.routes,
     *overview.routes,
+    *submit.routes,
+    *jobs.routes,
+    *bulk.routes,
+    *dead_letters.routes,
     *workers.routes,
     *keys.routes,
     *reference.routes,
