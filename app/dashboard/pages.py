@@ -1,11 +1,13 @@
 """All pages, in the order in which the framework looks for them."""
 
 from app.api.routes import Route
-from app.dashboard import assets, nudges, signing_in, workers
+from app.dashboard import assets, job, job_actions, nudges, signing_in, workers
 
 routes: list[Route] = [
     *assets.routes,
     *signing_in.routes,
     *nudges.routes,
+    *job.routes,
+    *job_actions.routes,
     *workers.routes,
 ]
