@@ -1,7 +1,7 @@
 """All pages, in the order in which the framework looks for them."""
 
 from app.api.routes import Route
-from app.dashboard import assets, job, job_actions, nudges, signing_in, workers
+from app.dashboard import assets, job, job_actions, keys, nudges, reference, signing_in, workers
 
 routes: list[Route] = [
     *assets.routes,
@@ -10,4 +10,6 @@ routes: list[Route] = [
     *job.routes,
     *job_actions.routes,
     *workers.routes,
+    *keys.routes,
+    *reference.routes,
 ]

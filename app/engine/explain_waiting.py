@@ -128,8 +128,8 @@ class WaitingJob:
         job = self.job
         if self.rules.fair_by is not None and job.fair_value is not None:
             ahead = await store.count_fair_ahead(self.database, job)
-            words = f"the queue {job.queue} takes turns by {self.rules.fair_by}"
-            words += f": of the same turn {number(ahead, 'job')} {_is(ahead)} ahead of it"
+            jobs = f"{number(ahead, 'job')} of its turn {_is(ahead)}" if ahead else "none of its turn is"
+            words = f"the queue {job.queue} takes turns by {self.rules.fair_by}: {jobs} ahead of it"
             return [Reason(code=Code.FAIR_BY, message=sentence(words), queue=job.queue, ahead=ahead)]
         ahead = (position or 1) - 1
         if ahead:
@@ -174,8 +174,9 @@ class WaitingJob:
         ids = await store.dependencies_of(self.database, job.id, MAX_COUNTED)
         found = await store.related_jobs(self.database, ids, job.tenant)
         names = named((f"{each.id} ({each.state})" for each in found), len(ids) - len(found))
-        fate = " to have ended" if job.on_dependency_failure == "run" else " to be done"
-        words = f"it waits for {number(len(ids), 'job')}{fate}" + (f": {names}" if names else "")
+        must = f"{number(len(ids), 'job')} {'has' if len(ids) == 1 else 'have'}"
+        words = f"{must} to {'end' if job.on_dependency_failure == 'run' else 'be done'} first"
+        words += f": {names}" if names else ""
         named_jobs = other_jobs(found)
         return Reason(
             code=Code.WAITING_FOR,

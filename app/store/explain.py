@@ -135,10 +135,12 @@ async def count_fair_ahead(database: Database, job: ExplainedJob) -> int:
     )
 
 
+_OF_KEY = f"queue = $1 AND gate = '{KEY}' AND concurrency_key = $2"
 KEY_AHEAD = f"""
 SELECT count(*) FROM (
-    SELECT 1 FROM queued
-    WHERE queue = $1 AND gate = '{KEY}' AND concurrency_key = $2 AND (rank > $3 OR (rank = $3 AND id < $4))
+    (SELECT 1 FROM queued WHERE {_OF_KEY} AND rank > $3 LIMIT {POSITION_LIMIT})
+    UNION ALL
+    (SELECT 1 FROM queued WHERE {_OF_KEY} AND rank = $3 AND id < $4 LIMIT {POSITION_LIMIT})
     LIMIT {POSITION_LIMIT}
 ) AS ahead
 """

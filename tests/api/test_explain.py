@@ -218,7 +218,7 @@ def test_in_a_fair_queue_those_of_the_same_turn_count(work: Queue, submit: Submi
     calm = submit(metadata={"customer": "calm"})
     assert [reason_of(explain(each), "fair_by")["ahead"] for each in (*busy, calm)] == [0, 1, 2, 3, 0]
     message = reason_of(explain(busy[3]), "fair_by")["message"]
-    assert message.endswith("takes turns by customer: of the same turn 3 jobs are ahead of it.")
+    assert message.endswith("takes turns by customer: 3 jobs of its turn are ahead of it.")
 
 
 def test_a_busy_key_is_told_with_its_holder_and_those_ahead(work: Queue, explain: Explain) -> None:
@@ -267,7 +267,7 @@ def test_a_job_that_depends_on_others_names_them_and_their_states(work: Queue, e
     assert f"{first} (loading)" in found["headline"]
     work.settle(running, "complete", result=None)
     wait_until(lambda: len(explain(job_id)["because"][0]["jobs"]) == 1)
-    assert explain(job_id)["headline"] == f"Waiting: it waits for 1 job to be done: {second} (queued)"
+    assert explain(job_id)["headline"] == f"Waiting: 1 job has to be done first: {second} (queued)"
 
 
 def test_of_a_hundred_jobs_that_are_waited_for_some_are_named_and_all_counted(
@@ -276,7 +276,7 @@ def test_of_a_hundred_jobs_that_are_waited_for_some_are_named_and_all_counted(
     awaited = [work.submit() for _ in range(100)]
     reason = explain(work.submit(depends_on=awaited))["because"][0]
     assert (len(reason["jobs"]), reason["others"]) == (20, 80)
-    assert "100 jobs to be done" in reason["message"]
+    assert reason["message"].startswith("100 jobs have to be done first: ")
     assert reason["message"].endswith("and 97 others.")
 
 
