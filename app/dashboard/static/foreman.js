@@ -326,7 +326,26 @@ document.addEventListener("change", (event) => {
 document.addEventListener("foreman:refreshed", () => chosen.restore());
 addEventListener("pageshow", () => chosen.look());
 
+// -- a job: what it says is followed to its end, unless the reader has scrolled up; one that ended is left alone --
+
+let following = true;
+const isAtEnd = (box) => box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+const toEnd = () => { const box = $("[data-follow]"); if (box && following) box.scrollTop = box.scrollHeight; };
+document.addEventListener("htmx:beforeSwap", () => {
+  const box = $("[data-follow]");
+  following = !box || isAtEnd(box);
+});
+document.addEventListener("foreman:refreshed", () => {
+  toEnd();
+  const live = $("#live[data-nudges]");
+  if (live && !live.dataset.nudges) {
+    document.body.dataset.nudges = "";
+    nudges.close();
+  }
+});
+
 // -- begin -------------------------------------------------------------------------------------------------
 
 nudges.open();
 setInterval(tickTimes, 1000);
+toEnd();
