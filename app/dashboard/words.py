@@ -14,9 +14,9 @@ GLYPHS: dict[str, str] = {
     State.DONE: "✓",
     State.FAILED: "✕",
     State.CANCELLED: "⊘",
-    State.EXPIRED: "⧖",
+    State.EXPIRED: "◷",
     State.SKIPPED: "↷",
-    State.STALE: "⌛",
+    State.STALE: "◍",
     State.DISMISSED: "·",
 }
 

@@ -219,6 +219,78 @@ document.addEventListener("htmx:afterSwap", () => {
   document.dispatchEvent(new CustomEvent("foreman:refreshed"));
 });
 
+// -- charts: the values under the pointer, or at the arrow keys --------------------------------------------
+
+function readChart(chart, at) {
+  const told = JSON.parse(chart.dataset.chart);
+  const steps = told.lines.length ? told.lines[0].said.length : 0;
+  if (!steps) return;
+  const index = Math.max(0, Math.min(steps - 1, Math.round(at * (steps - 1))));
+  let tip = $(".tip", chart);
+  if (!tip) {
+    tip = document.createElement("div");
+    tip.className = "tip";
+    chart.append(tip);
+  }
+  const moment = new Date((told.began + index * told.step) * 1000);
+  const lines = told.lines.map((line) => {
+    const row = document.createElement("div");
+    const name = document.createElement("span");
+    name.className = line.look;
+    name.textContent = line.name;
+    const value = document.createElement("b");
+    value.textContent = line.said[index];
+    row.append(name, value);
+    return row;
+  });
+  const head = document.createElement("div");
+  head.textContent = moment.toLocaleString([], told.step >= 240 ? { weekday: "short", hour: "2-digit", minute: "2-digit" } : { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  tip.replaceChildren(head, ...lines);
+  const plot = $(".plot", chart);
+  const x = (index / Math.max(1, steps - 1)) * plot.clientWidth;
+  tip.style.left = `${Math.max(0, Math.min(plot.clientWidth - tip.offsetWidth, x + 12 + tip.offsetWidth > plot.clientWidth ? x - tip.offsetWidth - 12 : x + 12))}px`;
+  let rule = $(".rule", chart);
+  if (!rule) {
+    rule = document.createElement("div");
+    rule.className = "rule";
+    chart.append(rule);
+  }
+  rule.style.left = `${x}px`;
+  chart.dataset.at = index / Math.max(1, steps - 1);
+  return head.textContent + ": " + told.lines.map((line) => `${line.name} ${line.said[index]}`).join(", ");
+}
+
+function leaveChart(chart) {
+  $$(".tip, .rule", chart).forEach((each) => each.remove());
+}
+
+document.addEventListener("pointermove", (event) => {
+  const chart = event.target.closest && event.target.closest(".chart");
+  for (const other of $$(".chart")) if (other !== chart && other !== document.activeElement) leaveChart(other);
+  if (!chart) return;
+  const box = $(".plot", chart).getBoundingClientRect();
+  if (box.width) readChart(chart, (event.clientX - box.left) / box.width);
+});
+document.addEventListener("focusout", (event) => { const chart = event.target.closest(".chart"); if (chart) leaveChart(chart); });
+document.addEventListener("keydown", (event) => {
+  const chart = event.target.closest(".chart");
+  if (!chart || !["ArrowLeft", "ArrowRight"].includes(event.key)) return;
+  event.preventDefault();
+  const steps = JSON.parse(chart.dataset.chart).lines[0]?.said.length || 2;
+  const at = Number(chart.dataset.at ?? 1) + (event.key === "ArrowLeft" ? -1 : 1) / (steps - 1);
+  announce(readChart(chart, Math.max(0, Math.min(1, at))) || "");
+});
+
+// -- what an address points at is opened -------------------------------------------------------------------
+
+function openTarget() {
+  const target = location.hash.length > 1 && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  if (target && target.tagName === "DETAILS") target.open = true;
+}
+
+addEventListener("hashchange", openTarget);
+openTarget();
+
 // -- begin -------------------------------------------------------------------------------------------------
 
 nudges.open();
