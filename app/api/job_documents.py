@@ -125,6 +125,10 @@ class Job(msgspec.Struct, kw_only=True):
     queue_position: (
         Annotated[Count | None, Meta(description="1 is next; only while queued and ready.")] | UnsetType
     ) = UNSET
+    submitted_by: (
+        Annotated[JobId, Meta(description="The id of the key that submitted it; only where one did.")]
+        | UnsetType
+    ) = UNSET
     reason_since: (
         Annotated[Moment, Meta(description="Only with `no_worker`: since when. It moves no `seq`.")]
         | UnsetType

@@ -12,7 +12,7 @@ from app.jobs.shapes import Count, JobId, Moment, Number
 from app.jobs.submission import Name
 from app.store.census import Gate
 from app.store.keys import BusyKey
-from app.store.usage import Usage
+from app.store.usage import KeyUsage, Usage
 from app.store.workers import Worker as KnownWorker
 from app.targets.config import Origin, Slots, Tags, TargetUrl, WakeAction
 from app.targets.inventory import Resident
@@ -144,6 +144,13 @@ class BulkOperations(msgspec.Struct):
     operations: list[BulkOperation]
 
 
+class Tick(msgspec.Struct, kw_only=True):
+    at: Moment
+    outcome: Annotated[str, Meta(description="accepted, coalesced, replaced, or an error's code.")]
+    job_id: JobId | None
+    error: str | None
+
+
 class Schedule(msgspec.Struct, kw_only=True):
     name: Name
     cron: str
@@ -156,6 +163,8 @@ class Schedule(msgspec.Struct, kw_only=True):
         str | None, Meta(description="accepted, coalesced, replaced, or an error's code.")
     ]
     last_error: str | None
+    last_ticks: Annotated[list[Tick], Meta(description="What came of the last ten, newest first.")]
+    next_ticks: Annotated[list[Moment], Meta(description="The next five, of which `next_at` is the first.")]
     created_at: Moment
     updated_at: Moment
 
@@ -194,3 +203,7 @@ class Targets(msgspec.Struct):
 
 class UsageSums(msgspec.Struct):
     usage: list[Usage]
+
+
+class KeyUsageSums(msgspec.Struct):
+    usage: list[KeyUsage]

@@ -4,16 +4,16 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query
 from msgspec import structs
 from pydantic import BeforeValidator
 
+from app.api.operator_documents import KeyUsageSums, Targets, UsageSums
 from app.api.operator_documents import Target as Document
-from app.api.operator_documents import Targets, UsageSums
 from app.api.parameters import JsonBody, KnownFilters, NameInPath, Server, Tenant
-from app.api.routes import Answer, Reply, Routes
+from app.api.routes import Answer, AnyOf, Reply, Routes
 from app.api.services import Services
 from app.errors import Conflict, NotFound
 from app.identity.scopes import Scope
@@ -23,7 +23,7 @@ from app.jobs.submission import invalid, is_name
 from app.jobs.verbatim import members
 from app.store import targets as store
 from app.store.heads import heads_of
-from app.store.usage import sums
+from app.store.usage import sums, sums_by_key
 from app.targets.config import ECHO_NAME, TargetFields, problem_with
 from app.targets.inventory import ECHO_INVENTORY
 from app.targets.target import Target
@@ -235,8 +235,18 @@ def _day(field: str) -> BeforeValidator:
     return BeforeValidator(parse)
 
 
+def _by(given: str) -> str:
+    if given != "key":
+        raise invalid("by", "must be key")
+    return given
+
+
 @routes.get(
-    "/usage", Scope.ADMIN_READ, "What was used, by caller, model and day (UTC)", "The sums", errors=(422,)
+    "/usage",
+    Scope.ADMIN_READ,
+    "What was used, by caller, model and day (UTC)",
+    Reply("The sums; with `by=key` one for each key as well", AnyOf((UsageSums, KeyUsageSums))),
+    errors=(422,),
 )
 async def usage(
     server: Server,
@@ -245,8 +255,14 @@ async def usage(
     since: Annotated[date | None, _day("since"), Query()] = None,
     until: Annotated[date | None, _day("until"), Query()] = None,
     model: str | None = None,
-) -> UsageSums:
+    by: Annotated[
+        Literal["key"] | None,
+        BeforeValidator(_by),
+        Query(description="`key`: the sums of each key; `key_id` null is for jobs that no key submitted."),
+    ] = None,
+) -> UsageSums | KeyUsageSums:
     last = until or datetime.now(UTC).date()
     first = since or last - timedelta(days=min(DEFAULT_DAYS, last.toordinal() - 1))
-    rows = await sums(server.database, tenant, first, last, model)
-    return UsageSums(rows)
+    if by == "key":
+        return KeyUsageSums(await sums_by_key(server.database, tenant, first, last, model))
+    return UsageSums(await sums(server.database, tenant, first, last, model))

@@ -20,11 +20,13 @@ def workers(session: Session) -> None:
 def usage(
     session: Session,
     since: Annotated[str | None, typer.Option(help="First day (2030-01-31).")] = None,
-    until: Annotated[str | None, typer.Option(help="Day after the last.")] = None,
+    until: Annotated[str | None, typer.Option(help="The last day.")] = None,
+    by: Annotated[str | None, typer.Option(help="`key`: the sums of each key.")] = None,
 ) -> None:
     """Tokens and seconds by caller, model and day."""
     columns = (
-        "day caller tenant model jobs prompt_tokens completion_tokens load_seconds prefill_seconds "
-        "decode_seconds"
+        "day caller tenant name key_id model jobs prompt_tokens completion_tokens load_seconds "
+        "prefill_seconds decode_seconds"
     )
-    session.show_list("/usage", columns, empty="Nothing used.", query={"since": since, "until": until})
+    query = {"since": since, "until": until, "by": by}
+    session.show_list("/usage", columns, empty="Nothing used.", query=query)

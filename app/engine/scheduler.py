@@ -68,12 +68,12 @@ class Scheduler(Loop):
                 # it is put off, for the others are behind it.
                 log.exception("scheduler.no_next_tick", schedule=schedule.name)
                 ticked = Ticked(now, "error", error=f"the next tick is not known: {type(problem).__name__}")
-                await schedules.move_on(connection, schedule.name, now + PUT_OFF, ticked)
+                await schedules.move_on(connection, schedule.name, now + PUT_OFF, [ticked])
                 return True
-            for tick in ticks:
-                ticked = await self._enqueue(connection, schedule, tick, enqueued)
-                TICKS.labels(ticked.outcome).inc()
-            await schedules.move_on(connection, schedule.name, following, ticked)
+            outcomes = [await self._enqueue(connection, schedule, tick, enqueued) for tick in ticks]
+            await schedules.move_on(connection, schedule.name, following, outcomes)
+        for ticked in outcomes:
+            TICKS.labels(ticked.outcome).inc()
         for each in enqueued:
             self._hub.announce(each)
         return True

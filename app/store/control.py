@@ -168,8 +168,8 @@ _DELETE = (
     f"""
 WITH gone AS (
     DELETE FROM jobs WHERE id = ANY ($1::text[]) AND completed_at IS NOT NULL
-    RETURNING id, queue, state, created_at, updated_at, has_dependents, tenant, model, completed_at, usage,
-        usage_booked
+    RETURNING id, queue, state, created_at, updated_at, has_dependents, tenant, key_id, model, completed_at,
+        usage, usage_booked
 )
 , outcomes AS (
     -- Those who wait for it may not have been told yet: whoever ended it may have died before.
@@ -178,7 +178,7 @@ WITH gone AS (
 )
 , dependencies_gone AS (DELETE FROM dependencies WHERE job_id = ANY (ARRAY(SELECT id FROM gone)))
 , unbooked AS (
-    SELECT tenant, model, completed_at, usage FROM gone WHERE usage IS NOT NULL AND NOT usage_booked
+    SELECT tenant, key_id, model, completed_at, usage FROM gone WHERE usage IS NOT NULL AND NOT usage_booked
 )
 , unbooked_gone AS (DELETE FROM unbooked_usage WHERE id = ANY (ARRAY(SELECT id FROM gone WHERE NOT usage_booked)))
 """

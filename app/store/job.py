@@ -55,6 +55,8 @@ class JobSummary(JobCore, gc=False):
     parent_id: str | None
     request_id: str | None
     tracestate: str | None
+    # Whose key submitted it; None where there is no authentication, and of jobs that schedules make.
+    key_id: str | None
 
 
 class Job(JobSummary, gc=False):

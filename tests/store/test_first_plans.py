@@ -49,6 +49,7 @@ WALKS = {
     "targets.PARKED_LANES",
     "usage.HOLD",
     "usage.SUMS",
+    "usage.SUMS_BY_KEY",
     "workers.ASKED",
     "workers.LIST",
 }
