@@ -1,7 +1,7 @@
 """All pages, in the order in which the framework looks for them."""
 
 from app.api.routes import Route
-from app.dashboard import assets, nudges, queues, reference, signing_in, workers
+from app.dashboard import assets, nudges, queues, reference, schedules, signing_in, targets, workers
 
 routes: list[Route] = [
     *assets.routes,
@@ -9,5 +9,7 @@ routes: list[Route] = [
     *nudges.routes,
     *workers.routes,
     *queues.routes,
+    *schedules.routes,
+    *targets.routes,
     *reference.routes,
 ]

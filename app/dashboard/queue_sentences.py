@@ -46,12 +46,8 @@ def loaded(settings: Mapping[str, Any]) -> QueueSettings:
 
 
 def summary(settings: QueueSettings) -> Markup:
-    """All that is not as usual, in one line."""
-    said = [
-        tell(settings)
-        for name, tell in _TELL.items()
-        if getattr(settings, name) is not None and name not in _WITH_KEY
-    ]
+    """What shapes the flow of its jobs, in one line."""
+    said = [_TELL[name](settings) for name in _FLOW if getattr(settings, name) is not None]
     return Markup(", ").join(said) if said else Markup("no limits")
 
 
@@ -125,6 +121,7 @@ _TELL: dict[str, Callable[[QueueSettings], Markup]] = {
     "payload_schema": lambda _: _plain("payloads checked by a schema"),
     "retention": _retention,
 }
+_FLOW = ("max_running", "rate", "fair_by", "max_depth", "key")
 # Said together with it.
 _WITH_KEY = frozenset({"max_active", "max_queued", "when_full", "stale_policy"})
 
@@ -166,6 +163,15 @@ def sentence(name: str, settings: QueueSettings) -> Markup:
     """One setting, said even where it is as usual."""
     value = getattr(settings, name)
     return _plain(_USUAL[name]) if value is None else _TELL[name](settings)
+
+
+def sentences(settings: QueueSettings) -> list[tuple[str, Markup]]:
+    """All that is not as usual, each with what it is about."""
+    return [
+        (label, _TELL[name](settings))
+        for name, label in LABELS.items()
+        if getattr(settings, name) is not None and name not in _WITH_KEY
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from app.api.routes import Reply, Routes
 from app.dashboard import queue_form, queue_sentences
 from app.dashboard.lists import PAGE_SIZE, asked_of
 from app.dashboard.page import Form, Page, Said, Undo, Visit, is_own
+from app.dashboard.undoing import undo_by
 from app.dashboard.words import counted
 from app.errors import ForemanError, InvalidRequest, NotFound
 from app.identity.scopes import Scope
@@ -30,8 +31,6 @@ SHOWS = ("busy", "paused")
 # On a queue's own page, and on the page of all of them.
 FEW_KEYS, MANY_KEYS = 20, 100
 SHOWN_WAITERS = 100
-# What fits into a cookie beside the message.
-MAX_UNDO_BYTES = 1200
 BAD_NAME = "has 1 to 128 letters, digits and . _ : -, beginning with a letter or digit"
 
 
@@ -92,12 +91,7 @@ async def queue_page(visit: Visit, name: ExistingName) -> Response:
     return await visit.show(
         "queue.html",
         queue=queue,
-        summary=queue_sentences.summary(settings),
-        sentences=[
-            (label, queue_sentences.sentence(name, settings))
-            for name, label in queue_sentences.LABELS.items()
-            if getattr(settings, name) is not None
-        ],
+        sentences=queue_sentences.sentences(settings),
         gates=queue_sentences.GATES,
         keys=keys,
         spark="",
@@ -221,10 +215,7 @@ def _undo(name: str, before: dict[str, Any], after: dict[str, Any]) -> Undo | No
         for setting in {*before, *after}
         if before.get(setting) != after.get(setting)
     }
-    kept = orjson.dumps(changed).decode()
-    if len(kept) > MAX_UNDO_BYTES:
-        return None
-    return Undo(f"/ui/queues/{name}/settings/undo", "Undo", {"settings": kept})
+    return undo_by(f"/ui/queues/{name}/settings/undo", {"settings": orjson.dumps(changed).decode()})
 
 
 @routes.post(
