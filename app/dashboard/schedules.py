@@ -1,7 +1,8 @@
 """/ui/schedules: when each runs next and what came of its last ticks; make, change, run and remove them."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import orjson
 from msgspec import Raw
@@ -15,6 +16,7 @@ from app.dashboard.cron_words import in_words
 from app.dashboard.lists import PAGE_SIZE, asked_of
 from app.dashboard.page import Form, Page, Said, Undo, Visit, is_own
 from app.dashboard.undoing import undo_by
+from app.dashboard.words import exact
 from app.errors import ForemanError, InvalidRequest, NotFound
 from app.identity.scopes import Scope
 from app.jobs.cron import check_cron, check_timezone, next_tick, ticks_from
@@ -48,10 +50,24 @@ async def schedules_page(visit: Visit) -> Response:
         page_size=PAGE_SIZE,
         schedules=matching[asked.offset : asked.offset + PAGE_SIZE],
         in_words=in_words,
+        clock=clock,
         outcomes=OUTCOMES,
         refused=REFUSED,
         origin=str(visit.request.base_url).rstrip("/"),
     )
+
+
+def clock(moment: datetime, timezone: str) -> str:
+    """What the clock of the zone shows then; with the day where that is another."""
+    try:
+        local, today = (each.astimezone(ZoneInfo(timezone)) for each in (moment, datetime.now(UTC)))
+    except (KeyError, ValueError, OSError, OverflowError):
+        return exact(moment)
+    time = f"{local:%H:%M:%S}" if local.second else f"{local:%H:%M}"
+    if local.date() == today.date():
+        return time
+    is_near = timedelta(0) < local.date() - today.date() < timedelta(days=7)
+    return f"{local:%a} {time}" if is_near else f"{local:%a} {local.day} {local:%b %Y} {time}"
 
 
 # Before those of a schedule: none can have this name.
@@ -181,6 +197,7 @@ async def _show(
         problems=problems or {},
         words=in_words(schedule.cron) if schedule else None,
         typed_words=in_words(typed.get("cron", "")),
+        clock=clock,
         outcomes=OUTCOMES,
         refused=REFUSED,
     )
