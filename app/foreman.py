@@ -10,6 +10,7 @@ from app.config import Settings
 from app.engine.claimers import Claimers
 from app.engine.disk_watch import DiskWatch
 from app.engine.event_writer import EventWriter
+from app.engine.explain import Explainer
 from app.engine.intake import SubmissionChecks
 from app.engine.janitor import Janitor
 from app.engine.leases import Leases
@@ -110,6 +111,7 @@ class Foreman:
             Authenticator(self.database, usual_limits(settings)) if settings.auth == "on" else None
         )
         remote_claims = RemoteClaims(self.hub, self.queues.claims, self.settler, settings)
+        claimers = Claimers(self.database)
         self.services = Services(
             settings,
             self.database,
@@ -127,7 +129,8 @@ class Foreman:
             self.artifacts,
             self.queues,
             self.targets,
-            Claimers(self.database),
+            claimers,
+            Explainer(self.database, self.targets, claimers, settings),
             JobLimits(self.database),
             self.authenticator,
         )

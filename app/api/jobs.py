@@ -1,4 +1,4 @@
-"""/jobs: submit, read, list, cancel, revive, delete."""
+"""/jobs: submit, read, explain, list, cancel, revive, delete."""
 
 import hashlib
 import time
@@ -37,6 +37,7 @@ from app.api.routes import ETAG, LINK, LOCATION, Answer, AnswerHeader, AnyOf, Co
 from app.api.services import Services, account_of, services_of
 from app.errors import InvalidTransition, NotFound
 from app.identity.scopes import Scope
+from app.jobs.explanation import Explanation
 from app.jobs.shapes import parse_batch
 from app.jobs.states import TERMINAL, State
 from app.jobs.submission import NO_NUL, JobRequest, NewJob, parse_job, parse_plain_jobs
@@ -251,6 +252,21 @@ async def get_job(
     if not_modified(request, headers["etag"]):
         return Response(status_code=304, headers=headers)
     return Answer(await _live_document(server, job), headers=headers)
+
+
+@routes.get(
+    "/jobs/{job_id}/explain",
+    Scope.JOBS_READ,
+    "Why a job waits, what it is at, or how it went",
+    "For people and programs; of several reasons the one that decides comes first",
+    errors=(404,),
+)
+async def explain(server: Server, caller: Caller, job_id: JobIdInPath) -> Explanation:
+    sees_all = Scope.ADMIN_READ in caller.scopes
+    explanation = await server.explainer.explain(job_id, caller.tenant, sees_all=sees_all)
+    if explanation is None:
+        raise NotFound("There is no such job.")
+    return explanation
 
 
 async def _wait_until_terminal(services: Services, job_id: str, tenant: str, seconds: float) -> Job | None:

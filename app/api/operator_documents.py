@@ -74,6 +74,9 @@ class Queue(QueueSettings, frozen=True, kw_only=True, omit_defaults=False, forbi
     name: Name
     paused: bool
     paused_at: Moment | None
+    paused_by: Annotated[
+        str | None, Meta(description="The name of the key that paused it; null where there was none.")
+    ]
     counts: Counts
     ready: Annotated[Count, Meta(description="Queued jobs that could be claimed now.")]
     held: Held

@@ -7,12 +7,13 @@ from fastapi import Depends, Path, Query
 
 from app.api.operator_documents import Ages, BusyKeys, Counts, Held, Queues, Rates
 from app.api.operator_documents import Queue as Document
-from app.api.parameters import JsonBody, KnownFilters, Server, Tenant, name_or
+from app.api.parameters import Caller, JsonBody, KnownFilters, Server, Tenant, name_or
 from app.api.routes import Answer, Reply, Routes
 from app.api.services import Services
 from app.errors import InvalidRequest, NotFound
 from app.identity.scopes import Scope
 from app.jobs.queue_settings import QueueSettings, in_force, load_settings, parse_settings
+from app.jobs.tenants import scoped
 from app.store import keys, queues
 from app.store.census import RATES, QueueCount
 
@@ -94,8 +95,9 @@ async def put_queue(
     "Paused",
     errors=(422,),
 )
-async def pause(server: Server, name: NewName) -> Document:
-    await server.queues.configured(await queues.pause(server.database, name, paused=True))
+async def pause(server: Server, caller: Caller, name: NewName) -> Document:
+    by = None if caller.name is None else scoped(caller.tenant, caller.name)
+    await server.queues.configured(await queues.pause(server.database, name, paused=True, by=by))
     return await _read(server, name)
 
 
@@ -165,6 +167,7 @@ def _document(services: Services, row: queues.Queue, count: QueueCount | None) -
         name=row.name,
         paused=paused,
         paused_at=row.paused_at,
+        paused_by=row.paused_by,
         counts=Counts(**count.states),
         ready=count.ready,
         held=Held(

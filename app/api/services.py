@@ -10,6 +10,7 @@ from app.artifacts.store import ArtifactStore
 from app.config import Settings
 from app.engine.claimers import Claimers
 from app.engine.event_writer import EventWriter
+from app.engine.explain import Explainer
 from app.engine.intake import Intake
 from app.engine.leases import Leases
 from app.engine.queues import Queues
@@ -45,6 +46,7 @@ class Services:
     queues: Queues
     targets: Registry
     claimers: Claimers
+    explainer: Explainer
     job_limits: JobLimits
     # None where there is no authentication.
     authenticator: Authenticator | None

@@ -25,7 +25,7 @@ def list_queues(session: Session) -> None:
     rows = [
         queue | (queue.get("counts") or {}) | (queue.get("ages") or {}) for queue in rows_in(answer, "queues")
     ]
-    columns = f"name paused {COUNTED} oldest_queued_seconds gated_by max_depth max_running rate"
+    columns = f"name paused paused_by {COUNTED} oldest_queued_seconds gated_by max_depth max_running rate"
     session.out.rows(answer, rows, columns, empty="No queues.")
 
 

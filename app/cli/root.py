@@ -14,7 +14,7 @@ from app import __version__
 
 # Each has its `commands`; in the order of the help.
 MODULES = (
-    "submit", "jobs", "watch", "events", "resources", "doctor",
+    "submit", "jobs", "why", "watch", "events", "resources", "doctor",
     "dead", "keys", "queues", "schedules", "secrets", "targets", "webhooks",
 )  # fmt: skip
 HELP = """Foreman: hand it work, hang up, be told when it is done.

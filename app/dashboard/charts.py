@@ -164,16 +164,22 @@ def _last(values: Values) -> float | None:
 def _names_at_ends(series: Sequence[Series], top: float) -> Markup:
     """Each name at the end of its line, moved apart where they would cover each other."""
     ends = [(each, last) for each in series if (last := _last(each.values)) is not None]
-    lowest = 100.0
-    placed = Markup("")
-    for each, last in sorted(ends, key=lambda end: end[1]):
-        at = min(100 - last / top * 100 - 3, lowest - NAME_HEIGHT)
-        at = max(at, NAME_HEIGHT)
-        lowest = at
-        placed += Markup('<text class="name {}" x="100%" dx="-2" y="{}%" text-anchor="end">{}</text>').format(
-            each.look, _round(at), each.name
+    ends.sort(key=lambda end: end[1])
+    heights: list[float] = []
+    for _, last in ends:
+        beside = 97 - last / top * 100
+        heights.append(min(beside, heights[-1] - NAME_HEIGHT) if heights else beside)
+    # Those that were moved out at the top go down again, and push the others before them.
+    highest = NAME_HEIGHT
+    for place in reversed(range(len(heights))):
+        heights[place] = max(heights[place], highest)
+        highest = heights[place] + NAME_HEIGHT
+    return Markup("").join(
+        Markup('<text class="name {}" x="100%" dx="-2" y="{}%" text-anchor="end">{}</text>').format(
+            each.look, _round(height), each.name
         )
-    return placed
+        for (each, _), height in zip(ends, heights, strict=True)
+    )
 
 
 def _summary(title: str, series: Sequence[Series], say: Say) -> str:

@@ -1,7 +1,7 @@
 """All pages, in the order in which the framework looks for them."""
 
 from app.api.routes import Route
-from app.dashboard import assets, nudges, queues, reference, schedules, signing_in, targets, workers
+from app.dashboard import assets, keys, nudges, queues, reference, schedules, signing_in, targets, workers
 
 routes: list[Route] = [
     *assets.routes,
@@ -11,5 +11,6 @@ routes: list[Route] = [
     *queues.routes,
     *schedules.routes,
     *targets.routes,
+    *keys.routes,
     *reference.routes,
 ]

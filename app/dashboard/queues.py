@@ -105,7 +105,7 @@ async def queue_page(visit: Visit, name: ExistingName) -> Response:
 async def pause(visit: Visit, name: ExistingName) -> Response:
     back = _back(await visit.form(), name)
     await queues.get_queue(visit.services, name)
-    queue = await queues.pause(visit.services, name)
+    queue = await queues.pause(visit.services, visit.account, name)
     running = queue.counts.loading + queue.counts.working
     detail = f"Still running, to the end: {counted(running, 'job')}." if running else ""
     undo = Undo(f"/ui/queues/{name}/resume", "Resume it", {"back": back})

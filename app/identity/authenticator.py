@@ -161,6 +161,7 @@ class Authenticator(Loop):
                 found.tenant,
                 [Scope(each) for each in found.scopes if each in set(Scope)],
                 msgspec.json.decode(found.limits, type=Limits).over(self._usual),
+                name=found.name,
                 lease_secret=digest,
             )
         self._believe(account, found, now)

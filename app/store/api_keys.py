@@ -31,6 +31,7 @@ class KnownKey(msgspec.Struct, gc=False):
 
     id: str
     tenant: str
+    name: str
     scopes: list[str]
     limits: str
     # From now on; below zero when it has expired.

@@ -89,32 +89,40 @@ async def configure(database: Database, name: str, settings: Mapping[str, Any]) 
     return Changes([created], settings={name})
 
 
+# Whoever pauses it once more is not the one who did.
 PAUSE = """
-INSERT INTO queues AS q (name, paused_at, updated_at)
-VALUES ($1, CASE WHEN $2 THEN now() END, clock_timestamp())
+INSERT INTO queues AS q (name, paused_at, paused_by, updated_at)
+VALUES ($1, CASE WHEN $2 THEN now() END, CASE WHEN $2 THEN $3::text END, clock_timestamp())
 ON CONFLICT (name) DO UPDATE SET
-    paused_at = CASE WHEN $2 THEN coalesce(q.paused_at, now()) END, updated_at = excluded.updated_at
+    paused_at = CASE WHEN $2 THEN coalesce(q.paused_at, now()) END,
+    paused_by = CASE WHEN NOT $2 THEN NULL WHEN q.paused_at IS NULL THEN $3::text ELSE q.paused_by END,
+    updated_at = excluded.updated_at
 """
 
 
-async def pause(database: Database, name: str, *, paused: bool) -> Changes[None]:
-    """Give out no more of its jobs, or give them out again; those that run go on."""
-    await database.execute(PAUSE, name, paused)
+async def pause(database: Database, name: str, *, paused: bool, by: str | None = None) -> Changes[None]:
+    """Give out no more of its jobs, or give them out again; those that run go on.
+
+    `by`: the name of the key that says so, as it is kept (see app/jobs/tenants.py); None where there is none.
+    """
+    await database.execute(PAUSE, name, paused, by)
     return Changes(settings={name})
 
 
 class Queue(msgspec.Struct, gc=False):
-    """A queue that was ever used. `settings` is JSON text."""
+    """A queue that was ever used. `settings` is JSON text, `paused_by` the name of a key, whosever it is."""
 
     name: str
     settings: str
     paused_at: datetime | None
+    paused_by: str | None
     created_at: datetime
     updated_at: datetime
 
 
+_PAUSED_BY = r"regexp_replace(paused_by, '^[^\x1f]*\x1f', '')"
 LIST = f"""
-SELECT {columns(Queue)} FROM queues
+SELECT {columns(Queue, paused_by=_PAUSED_BY)} FROM queues
 WHERE ($1::text IS NULL OR name = $1) AND name > $2 ORDER BY name LIMIT $3
 """
 
@@ -138,7 +146,7 @@ async def find_queues(database: Database, containing: str = "", *, paused: bool 
     return [row["name"] for row in await database.fetch(FIND, containing, paused)]
 
 
-NAMED = f"SELECT {columns(Queue)} FROM queues WHERE name = ANY ($1::text[])"
+NAMED = f"SELECT {columns(Queue, paused_by=_PAUSED_BY)} FROM queues WHERE name = ANY ($1::text[])"
 
 
 async def queues_named(database: Database, names: Sequence[str]) -> list[Queue]:

@@ -13,7 +13,7 @@ from app.jobs.states import RUNNING, State
 from app.jobs.tenants import DEFAULT_TENANT
 from app.store.database import Database
 from app.store.job import Job, JobSummary
-from app.store.rows import as_row, columns
+from app.store.rows import as_row, as_rows, columns
 from app.store.tables.job import OF_OTHER_TENANTS
 from app.store.tables.live import IN_LANES
 
@@ -39,11 +39,14 @@ async def get_job(database: Database, job_id: str, tenant: str) -> Job | None:
 
 # Counted no further than an answer needs: "10,000 or more" is all that anybody wants to know.
 POSITION_LIMIT = 10_000
+# Those of a better rank, and those of the same that came before, each along its own part of the index: in one condition
+# all that comes behind would be read, too, to be left out.
 POSITION = f"""
 SELECT count(*) FROM (
-    SELECT 1 FROM queued
-    WHERE queue = $1 AND lane = $2 AND {IN_LANES}
-      AND (rank > $3 OR (rank = $3 AND (ready_at, id) < ($4, $5)))
+    (SELECT 1 FROM queued WHERE queue = $1 AND lane = $2 AND {IN_LANES} AND rank > $3 LIMIT {POSITION_LIMIT})
+    UNION ALL
+    (SELECT 1 FROM queued WHERE queue = $1 AND lane = $2 AND {IN_LANES} AND rank = $3 AND (ready_at, id) < ($4, $5)
+     LIMIT {POSITION_LIMIT})
     LIMIT {POSITION_LIMIT}
 ) AS ahead
 """
@@ -55,6 +58,34 @@ async def queue_position(database: Database, job: JobSummary) -> int | None:
         return None
     ahead = await database.fetchval(POSITION, job.queue, job.lane, job.rank, job.ready_at, job.id)
     return int(ahead) + 1
+
+
+SUMMARIES = f"""
+SELECT {columns(JobSummary, "j")} FROM unnest($1::text[]) AS wanted (id)
+CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = wanted.id AND tenant = $2 LIMIT 1) AS j
+"""
+
+
+async def summaries(database: Database, job_ids: Sequence[str], tenant: str) -> list[JobSummary]:
+    """Those of the jobs that are the tenant's."""
+    return as_rows(JobSummary, await database.of(tenant).fetch(SUMMARIES, list(job_ids), tenant))
+
+
+# Looked for among the newest of all tenants, and not much further than they are counted.
+COUNT_FAILED = """
+SELECT count(*) FROM (
+    SELECT 1 FROM (
+        SELECT id FROM endings WHERE state = 'failed' AND state IS NOT NULL ORDER BY state DESC, id DESC LIMIT $2 * 10
+    ) AS newest CROSS JOIN LATERAL (
+        SELECT 1 FROM jobs WHERE id = newest.id AND tenant = $1 LIMIT 1
+    ) AS own LIMIT $2
+) AS found
+"""
+
+
+async def count_failed(database: Database, tenant: str, most: int) -> int:
+    """How many dead letters a tenant has; no further than so many."""
+    return int(await database.fetchval(COUNT_FAILED, tenant, most))
 
 
 @dataclass(slots=True)

@@ -90,6 +90,7 @@ class JobHandle:
         return run(self.core.result(timeout, as_type=as_type))  # type: ignore[arg-type]
 
     status = blocking(AsyncJobHandle.status)
+    explain = blocking(AsyncJobHandle.explain)
     wait = blocking(AsyncJobHandle.wait)
     cancel = blocking(AsyncJobHandle.cancel)
     retry = blocking(AsyncJobHandle.retry)
@@ -135,6 +136,7 @@ class Foreman:
     submit = handing(AsyncForeman.submit)
     submit_many = _Facade[..., "list[JobHandle]"](AsyncForeman.submit_many, _all_handles)
     get = blocking(AsyncForeman.get)
+    explain = blocking(AsyncForeman.explain)
     list_jobs = blocking(AsyncForeman.list_jobs)
     wait = blocking(AsyncForeman.wait)
     cancel = blocking(AsyncForeman.cancel)

@@ -16,6 +16,7 @@ from foreman_client.compatibility import ServerVersion, VersionMismatchWarning, 
 from foreman_client.context import RunningJob, running_job
 from foreman_client.errors import ApiError, ForemanError, RateLimited, Unavailable, Unreachable, WaitTimeout
 from foreman_client.events import Event, ServerSentEvents
+from foreman_client.explanation import Explanation
 from foreman_client.handle import AsyncJobHandle
 from foreman_client.job import Job, JobPage
 from foreman_client.retrying import policy
@@ -125,6 +126,11 @@ class AsyncForeman:
         query = {"wait": f"{hold_seconds:g}"} if hold_seconds else {}
         reply = await self.request("GET", f"/jobs/{job_id}", query=query, hold_seconds=hold_seconds)
         return Job.from_wire(await self._having(reply, "job_id", "state"))
+
+    async def explain(self, job_id: str) -> Explanation:
+        """Why the job waits, what it is at, or how it went."""
+        reply = await self.request("GET", f"/jobs/{job_id}/explain")
+        return Explanation.from_wire(await self._having(reply, "state", "because"))
 
     async def list_jobs(
         self, *, metadata: Mapping[str, str] | None = None, **filters: Unpack[JobFilters]

@@ -51,6 +51,7 @@ def test_a_database_that_is_away_is_a_503_and_needs_no_restart(
             client.post("/jobs", json={"kind": "noop"}),
             client.post("/jobs/batch", json={"jobs": [{"kind": "noop"}]}),
             client.get(f"/jobs/{first[0]}"),
+            client.get(f"/jobs/{first[0]}/explain"),
             client.get("/jobs"),
             client.post(f"/jobs/{first[0]}/cancel"),
             client.get("/readyz"),
