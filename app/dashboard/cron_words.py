@@ -19,7 +19,7 @@ _MONTHS = (
     "November",
     "December",
 )
-_NUMBER = re.compile(r"\d{1,2}\Z")
+_NUMBER = re.compile(r"[0-9]{1,2}\Z")
 # More times of day than this are no words any more.
 _MAX_TIMES = 4
 
@@ -97,7 +97,7 @@ def _weekdays(field: str) -> str | None:
     if dash:
         ends = _day(first), _day(last)
         return None if None in ends else f"{ends[0]} to {ends[1]}"
-    names = [_day(each) for each in field.split(",")]
+    names = dict.fromkeys(_day(each) for each in field.split(","))
     return None if None in names else f"every {listed([str(name) for name in names])}"
 
 

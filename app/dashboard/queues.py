@@ -283,7 +283,7 @@ _HAS_PLACE = frozenset({*queue_form.FIELDS, "name"})
 async def keys_page(visit: Visit, name: ExistingName, key: str = "", after: str = "") -> Response:
     """A key may be any text, so it stands in the query: no browser changes it there."""
     queue = await queues.get_queue(visit.services, name)
-    key, after = key.strip(), after.replace("\0", "")
+    after = after.replace("\0", "")
     if not key:
         found = await queues.list_keys(visit.services, visit.tenant, name, None, after=after, limit=MANY_KEYS)
         return await visit.show("queue_keys.html", queue=queue, keys=found, after=after)

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 _SIZES = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86_400}
-_TYPED = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(ms|s|min|h|d)?\Z")
+_TYPED = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*(ms|s|min|h|d)?\Z")
 
 
 def span(seconds: Any) -> str:

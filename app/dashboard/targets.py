@@ -1,5 +1,6 @@
 """/ui/targets: a tile for each machine: how it is, what is in its memory, what waits for it."""
 
+import re
 from typing import Any
 
 import orjson
@@ -173,7 +174,9 @@ def _told(refused: ForemanError) -> dict[str, str]:
 def _field_of(field: str, message: str) -> str:
     if field != "wake":
         return field if field in TYPED else "url"
-    return next((f"wake_{part}" for part in ("port", "address", "method") if part in message), "wake_mac")
+    inner = re.search(r"`\$\.(\w+)`", message)
+    named = f"wake_{inner[1]}" if inner else "wake_mac"
+    return named if named in TYPED else "wake_mac"
 
 
 def _undo(target: Target, label: str = "Undo") -> Undo | None:

@@ -11,7 +11,9 @@ from app.store.schedules import KEPT_TICKS, Ticked
 from tests.patience import until
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
-WAITS = "SELECT true FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'DELETE FROM schedules%'"
+WAITS = (
+    "SELECT true FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'DELETE FROM schedules%'"
+)
 
 
 def ticks(*minutes: int, outcome: str = "accepted") -> list[Ticked]:
