@@ -1,12 +1,13 @@
 """All pages, in the order in which the framework looks for them."""
 
 from app.api.routes import Route
-from app.dashboard import assets, keys, nudges, reference, signing_in, workers
+from app.dashboard import assets, keys, nudges, overview, reference, signing_in, workers
 
 routes: list[Route] = [
     *assets.routes,
     *signing_in.routes,
     *nudges.routes,
+    *overview.routes,
     *workers.routes,
     *keys.routes,
     *reference.routes,

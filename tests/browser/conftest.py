@@ -74,9 +74,9 @@ class Watched:
         self.page.on("console", self._said)
         self.context.on(
             "request",
-            lambda request: None
-            if request.url.startswith((server.url, "data:"))
-            else self.elsewhere.append(request.url),
+            lambda request: (
+                None if request.url.startswith((server.url, "data:")) else self.elsewhere.append(request.url)
+            ),
         )
 
     def _said(self, message: object) -> None:
