@@ -17,6 +17,7 @@ from app.engine.leases import Leases
 from app.engine.pools import Pool, is_llm_lane
 from app.engine.queues import Queues
 from app.engine.remote_claims import RemoteClaims
+from app.engine.sampler import Sampler
 from app.engine.settler import Settler
 from app.engine.sweeper import Sweeper
 from app.engine.target_dispatcher import TargetDispatcher
@@ -36,6 +37,7 @@ from app.jobs.lanes import LLM_KINDS, kind_of
 from app.jobs.tenants import DEFAULT_TENANT
 from app.loops.housekeeping import Housekeeping
 from app.loops.parts import Parts, Resource
+from app.store.daily_counts import DailyTally
 from app.store.database import Database
 from app.store.migrate import newest_revision
 from app.store.workers import WorkerReport
@@ -80,7 +82,8 @@ class Foreman:
         self.artifacts = ArtifactStore(self.database, settings.artifacts_url)
         self.janitor = Janitor(self.database, self.artifacts, chatter_days=settings.chatter_days)
         sender = Sender(self.webhook_client, self.outgoing.box, self.outgoing.server_secrets, self.database)
-        self.webhooks = Deliverer(self.database, self.hub, sender, settings)
+        tally = DailyTally()
+        self.webhooks = Deliverer(self.database, self.hub, sender, settings, tally)
         self.targets = Registry(
             self.database,
             self.http_client,
@@ -137,6 +140,8 @@ class Foreman:
         self._serving = Parts(
             [
                 Resource(self.database.close, open=self.database.open),
+                # Stopped when all the others have: then nothing more will happen that it has to tell.
+                Sampler(self.database, self.queues.census, tally),
                 self.hub,
                 *([self.authenticator] if self.authenticator else []),
                 *self.queues.parts,

@@ -5,7 +5,7 @@ import re
 import sys
 from bisect import bisect_left
 from collections import Counter as Counted
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache, partial
 from typing import Any, TextIO
 
@@ -130,6 +130,37 @@ def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
     histogram._sum.inc(sum(values))
     for bucket, number in Counted(map(partial(bisect_left, histogram._upper_bounds), values)).items():
         histogram._buckets[bucket].inc(number)
+
+
+# What has been counted so far, read as it is kept: not public either, but `collect` makes an object of each
+# bucket of each series, and takes thirty times as long: half a second where there are some hundred queues. A
+# test compares the two.
+
+
+def counted(counter: Counter, label: str | None = None) -> Counted[str]:
+    """How many of all series, by the value of one of their labels; all of them under '' without one."""
+    sums: Counted[str] = Counted()
+    for labels, series in _series(counter):
+        sums["" if label is None else labels[label]] += int(series._value.get())
+    return sums
+
+
+def counted_by_bucket(histogram: Histogram, label: str = "", without: Collection[str] = ()) -> list[int]:
+    """How many of all series there are in each bucket; without those whose label has one of these values."""
+    sums = [0.0] * len(histogram._upper_bounds)
+    for labels, series in _series(histogram):
+        if labels.get(label) not in without:
+            sums = [total + bucket.get() for total, bucket in zip(sums, series._buckets, strict=True)]
+    return [int(total) for total in sums]
+
+
+def _series(metric: Any) -> list[tuple[dict[str, str], Any]]:
+    """Each series with its labels."""
+    if not metric._labelnames:
+        return [({}, metric)]
+    with metric._lock:
+        children = list(metric._metrics.items())
+    return [(dict(zip(metric._labelnames, values, strict=True)), child) for values, child in children]
 
 
 # -- what a log line must not say --------------------------------------------------------------------------

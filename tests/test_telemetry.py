@@ -5,15 +5,16 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pytest
 import structlog
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
 from app.store.database import Database
 from app.store.outage import words_of
-from app.telemetry import configure_logging, observe_all, without_secrets
+from app.telemetry import configure_logging, counted, counted_by_bucket, observe_all, without_secrets
 
 BUCKETS = (0.001, 0.5, 1, 30)
 
@@ -32,6 +33,30 @@ def test_many_observations_at_once_are_as_many_one_by_one() -> None:
         said.append(generate_latest(registry))
     assert said[0] == said[1]
     assert b"seconds_count" in said[0]
+
+
+def test_what_was_counted_is_read_as_it_is_collected() -> None:
+    registry = CollectorRegistry()
+    counter = Counter("things", "Things.", ["queue", "state"], registry=registry)
+    plain = Counter("others", "Others.", registry=registry)
+    timer = Histogram("seconds", "Time.", ["queue", "verb"], buckets=BUCKETS, registry=registry)
+    assert (counted(counter, "state"), counted(plain)[""]) == ({}, 0)
+    assert counted_by_bucket(timer) == [0] * (len(BUCKETS) + 1)
+    plain.inc(3)
+    for queue, state, number in (("a", "done", 2), ("b", "done", 3), ("a", "failed", 1)):
+        counter.labels(queue, state).inc(number)
+    # A queue may be called like a verb.
+    for queue, verb, seconds in (("defer", "complete", 0.4), ("b", "complete", 0.6), ("b", "defer", 99)):
+        timer.labels(queue, verb).observe(seconds)
+    assert counted(counter, "state") == {"done": 5, "failed": 1}
+    assert counted(plain) == {"": 3}
+    collected: dict[float, int] = {}
+    for sample in (each for metric in timer.collect() for each in metric.samples):
+        if sample.name.endswith("_bucket"):
+            bound = float(sample.labels["le"])
+            collected[bound] = collected.get(bound, 0) + int(sample.value)
+    assert list(accumulate(counted_by_bucket(timer))) == [collected[bound] for bound in sorted(collected)]
+    assert counted_by_bucket(timer, "verb", {"defer"}) == [0, 1, 1, 0, 0]
 
 
 # -- what a log line must not say --------------------------------------------------------------------------

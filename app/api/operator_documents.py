@@ -191,6 +191,10 @@ class Target(msgspec.Struct, kw_only=True):
     waiting: Annotated[
         Count, Meta(description="Queued jobs that are its to run, or its among others; counted up to 10,000.")
     ]
+    swapped_today: Annotated[Count, Meta(description="Models that made room for others, since midnight UTC.")]
+    swaps_avoided_today: Annotated[
+        Count, Meta(description="How often a job waited so that others could use what was resident.")
+    ]
     models: list[str]
     resident: list[str]
     residents: Annotated[list[Resident], Meta(description="The same, with what the target says of them.")]

@@ -1,5 +1,7 @@
 """/queues: settings, counts, ages and rates; pause and resume; who holds a key."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import orjson
@@ -47,14 +49,32 @@ async def list_queues(
     offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
 ) -> Queues:
     counts = await server.queues.census.take()
-    names = await queues.find_queues(server.database, search, paused=paused)
+    wanted = Wanted(search, paused, busy, order, limit, offset)
+    return await page_of(server, wanted, counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which queues, in which order, and which page of them."""
+
+    search: str = ""
+    paused: bool | None = None
+    busy: bool = False
+    order: Literal["name", "busiest"] = "name"
+    limit: int = MAX_PAGE
+    offset: int = 0
+
+
+async def page_of(services: Services, wanted: Wanted, counts: Mapping[str, QueueCount]) -> Queues:
+    names = await queues.find_queues(services.database, wanted.search, paused=wanted.paused)
     live = {name: counts[name].live for name in names if name in counts}
-    if busy:
+    if wanted.busy:
         names = [name for name in names if live.get(name)]
-    if order == "busiest":
+    if wanted.order == "busiest":
         names.sort(key=lambda name: -live.get(name, 0))
-    found = await queues.queues_named(server.database, names[offset : offset + limit])
-    return Queues([_document(server, row, counts.get(row.name)) for row in found], len(names))
+    page = names[wanted.offset : wanted.offset + wanted.limit]
+    found = await queues.queues_named(services.database, page)
+    return Queues([_document(services, row, counts.get(row.name)) for row in found], len(names))
 
 
 @routes.get(
@@ -65,7 +85,7 @@ async def list_queues(
     errors=(404,),
 )
 async def get_queue(server: Server, name: ExistingName) -> Document:
-    return await _read(server, name)
+    return await read_queue(server, name, await server.queues.census.take())
 
 
 @routes.put(
@@ -153,10 +173,14 @@ async def stored_settings(services: Services, name: str) -> dict[str, Any]:
 
 
 async def _read(services: Services, name: str) -> Document:
+    return await read_queue(services, name, await services.queues.census.take())
+
+
+async def read_queue(services: Services, name: str, counts: Mapping[str, QueueCount]) -> Document:
     found = await queues.list_queues(services.database, name=name)
     if not found:
         raise NotFound("There is no such queue.")
-    return _document(services, found[0], (await services.queues.census.take()).get(name))
+    return _document(services, found[0], counts.get(name))
 
 
 def _document(services: Services, row: queues.Queue, count: QueueCount | None) -> Document:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import structlog
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 routes = Routes("operators")
 NEXT_TICKS = 5
-# To find the next ticks of a schedule takes a tenth of a millisecond and more: others are let in between so many.
+# The next ticks of one take a tenth of a millisecond and more to find: others are let in between so many.
 AT_ONCE = 20
 EXAMPLE = {"cron": "0 3 * * *", "timezone": "Europe/Berlin", "job": {"kind": "report", "payload": {}}}
 
@@ -142,8 +142,8 @@ async def _documents(services: Services, rows: Sequence[schedules.Schedule]) -> 
 
 
 def _document(row: schedules.Schedule, ticks: Sequence[schedules.Ticked]) -> Document:
-    shown = {name: getattr(row, name, None) for name in Document.__struct_fields__}
-    made = {
+    shown: dict[str, Any] = {name: getattr(row, name, None) for name in Document.__struct_fields__}
+    made: dict[str, Any] = {
         "name": row.own_name,
         "job": Raw(row.job),
         "last_ticks": [Tick(**structs.asdict(tick)) for tick in ticks],

@@ -22,6 +22,7 @@ from app.jobs.shapes import decode
 from app.jobs.submission import invalid, is_name
 from app.jobs.verbatim import members
 from app.store import targets as store
+from app.store.daily_counts import SWAP_AVOIDED, SWAPPED, of_today
 from app.store.heads import heads_of
 from app.store.usage import sums, sums_by_key
 from app.targets.config import ECHO_NAME, TargetFields, problem_with
@@ -130,14 +131,15 @@ async def probe_target(server: Server, name: NameInPath) -> Document:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How many jobs run on each target, and how many wait for it."""
+    """How many jobs run on each target, how many wait for it, and what was counted there today."""
 
     running: Mapping[str, int]
     waiting: Mapping[str, int]
+    today: Mapping[str, Counter[str]]
 
 
 async def _load(server: Services) -> Load:
-    counts = await server.queues.census.take()
+    counts = await server.queues.census.latest()
     ready = sorted((name for name in counts if counts[name].ready), key=lambda name: -counts[name].ready)
     heads = await heads_of(server.database, ready[:MAX_QUEUES], within=LLM_LANES)
     places = [(head.queue, head.lane) for head in heads]
@@ -146,7 +148,8 @@ async def _load(server: Services) -> Load:
         serving = server.targets.serving_lane(lane)
         # One that is asleep is waited for only where no other can.
         waiting.update({target.name: jobs for target in serving.ready or serving.asleep})
-    return Load(await store.running_on(server.database), waiting)
+    today = await of_today(server.database, "target")
+    return Load(await store.running_on(server.database), waiting, today)
 
 
 def _with_known_wake(server: Services, name: str, fields: TargetFields) -> TargetFields:
@@ -177,6 +180,7 @@ def _found(server: Services, name: str) -> Target:
 
 def _document(target: Target, load: Load) -> Document:
     config, inventory = target.config, target.inventory
+    today = load.today.get(config.name) or Counter()
     return Document(
         name=config.name,
         url=config.url,
@@ -190,6 +194,8 @@ def _document(target: Target, load: Load) -> Document:
         breaker="closed" if target.breaker.is_closed else "open",
         in_use=load.running.get(config.name, 0),
         waiting=min(load.waiting.get(config.name, 0), MAX_WAITING),
+        swapped_today=today[SWAPPED],
+        swaps_avoided_today=today[SWAP_AVOIDED],
         models=list(inventory.names) if inventory else [],
         resident=sorted(inventory.resident_models) if inventory else [],
         residents=inventory.residents if inventory else [],
@@ -215,6 +221,8 @@ def _echo() -> Document:
         breaker="closed",
         in_use=0,
         waiting=0,
+        swapped_today=0,
+        swaps_avoided_today=0,
         models=list(ECHO_INVENTORY.names),
         resident=[],
         residents=[],

@@ -13,6 +13,7 @@ from app.api.operator_documents import Counts, Queue
 from app.api.queues import ExistingName
 from app.api.routes import Reply, Routes
 from app.dashboard import queue_form, queue_sentences
+from app.dashboard.charts import sparkline
 from app.dashboard.lists import PAGE_SIZE, asked_of
 from app.dashboard.page import Form, Page, Said, Undo, Visit, is_own
 from app.dashboard.undoing import undo_by
@@ -23,11 +24,13 @@ from app.jobs.queue_settings import parse_settings
 from app.jobs.submission import is_name
 from app.loops.off_loop import off_loop
 from app.store.keys import MAX_SHOWN
+from app.store.samples import Window, queue_history
 
 routes = Routes("dashboard")
 PAGE = Reply("The page", str, media_type="text/html")
 MOVED = {303: Reply("Done; the page to go on with")}
 SHOWS = ("busy", "paused")
+WINDOW: Window = "15m"
 # On a queue's own page, and on the page of all of them.
 FEW_KEYS, MANY_KEYS = 20, 100
 SHOWN_WAITERS = 100
@@ -37,16 +40,15 @@ BAD_NAME = "has 1 to 128 letters, digits and . _ : -, beginning with a letter or
 @routes.get("/ui/queues", Scope.ADMIN_READ, "Queues", PAGE, documented=False)
 async def queues_page(visit: Visit) -> Response:
     asked = asked_of(visit, SHOWS)
-    found = await queues.list_queues(
-        visit.services,
-        None,
-        search=asked.search,
+    wanted = queues.Wanted(
+        asked.search,
         paused=True if asked.show == "paused" else None,
         busy=asked.show == "busy",
         order="busiest",
         limit=PAGE_SIZE,
         offset=asked.offset,
     )
+    found = await queues.page_of(visit.services, wanted, await visit.services.queues.census.latest())
     return await visit.show(
         "queues.html",
         asked=asked,
@@ -54,8 +56,19 @@ async def queues_page(visit: Visit) -> Response:
         page_size=PAGE_SIZE,
         settings={each.name: _sentence(visit, each) for each in found.queues},
         gates=queue_sentences.GATES,
-        sparks={},
+        sparks=await _sparks(visit, [each.name for each in found.queues]),
     )
+
+
+async def _sparks(visit: Page, names: list[str]) -> dict[str, Markup]:
+    """How many waited lately, for the eye; nothing where nobody did."""
+    lines = await queue_history(visit.services.database, names, WINDOW)
+    return {
+        name: sparkline(line.waiting, f"{name}: waiting in the last 15 minutes, now {line.waiting[-1]}")
+        if any(line.waiting)
+        else Markup("")
+        for name, line in lines.items()
+    }
 
 
 def _sentence(visit: Page, queue: Queue) -> Markup:
@@ -85,7 +98,7 @@ async def make_queue(visit: Visit) -> Response:
 
 @routes.get("/ui/queues/{name}", Scope.ADMIN_READ, "A queue", PAGE, documented=False)
 async def queue_page(visit: Visit, name: ExistingName) -> Response:
-    queue = await queues.get_queue(visit.services, name)
+    queue = await queues.read_queue(visit.services, name, await visit.services.queues.census.latest())
     settings = queue_sentences.settings_of(queue, visit.services.queues.usual_retention)
     keys = await queues.list_keys(visit.services, visit.tenant, name, None, limit=FEW_KEYS)
     return await visit.show(
@@ -94,7 +107,7 @@ async def queue_page(visit: Visit, name: ExistingName) -> Response:
         sentences=queue_sentences.sentences(settings),
         gates=queue_sentences.GATES,
         keys=keys,
-        spark="",
+        spark=(await _sparks(visit, [name]))[name],
     )
 
 

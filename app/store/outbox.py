@@ -214,6 +214,8 @@ class Try:
     status: int | None = None
     error: str | None = None
     delay_seconds: float = 0.0
+    # Whose it was, for those who count.
+    host: str = ""
 
 
 # Locks what is still ours of `input`.

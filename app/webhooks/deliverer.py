@@ -24,6 +24,7 @@ from app.loops.loop import Loop
 from app.outbound.response import MAX_RETRY_AFTER_SECONDS
 from app.store import outbox
 from app.store.changes import Changes
+from app.store.daily_counts import DailyTally
 from app.store.database import Database
 from app.store.outbox import DueDelivery, Try, Wanted
 from app.telemetry import WEBHOOK_CIRCUITS, WEBHOOK_SECONDS, WEBHOOK_TRIES, WEBHOOKS_IN_FLIGHT
@@ -53,9 +54,18 @@ _OUTCOMES = {name: WEBHOOK_TRIES.labels(name) for name in ("delivered", "retried
 
 
 class Deliverer:
-    def __init__(self, database: Database, hub: Hub, sender: Sender, settings: Settings) -> None:
+    def __init__(
+        self,
+        database: Database,
+        hub: Hub,
+        sender: Sender,
+        settings: Settings,
+        tally: DailyTally | None = None,
+    ) -> None:
         self._database = database
         self._sender = sender
+        # By receiver; somebody else writes it down.
+        self._tally = tally or DailyTally()
         self._host_concurrency = settings.webhook_host_concurrency
         self._poll_seconds = settings.poll_seconds
         self._grace_seconds = min(GRACE_SECONDS, settings.shutdown_grace_seconds)
@@ -306,7 +316,9 @@ class Deliverer:
             take_next=not self._stopping,
         )
         for each in tries:
-            _OUTCOMES["retried" if each.state == "pending" else each.state].inc()
+            outcome = "retried" if each.state == "pending" else each.state
+            _OUTCOMES[outcome].inc()
+            self._tally.count("receiver", each.host, outcome)
         return following
 
     async def _renew(self) -> float | None:
@@ -333,13 +345,20 @@ def host_of(url: str) -> str:
 
 def as_try(delivery: DueDelivery, verdict: Verdict, dice: float) -> Try:
     """What a verdict means for the delivery: over, or again at a later time, or given up on."""
-    job_id, seq, tries = delivery.job_id, delivery.seq, delivery.tries
-    if verdict.outcome != "failed":
-        return Try(job_id, seq, tries, verdict.outcome, verdict.status, verdict.error)
-    delay = next_delay(tries + 1, dice, verdict.retry_after)
-    if delay is None:
-        return Try(job_id, seq, tries, "given_up", verdict.status, verdict.error)
-    return Try(job_id, seq, tries, "pending", verdict.status, verdict.error, delay)
+    state, delay = str(verdict.outcome), 0.0
+    if verdict.outcome == "failed":
+        again = next_delay(delivery.tries + 1, dice, verdict.retry_after)
+        state, delay = ("given_up", 0.0) if again is None else ("pending", again)
+    return Try(
+        delivery.job_id,
+        delivery.seq,
+        delivery.tries,
+        state,
+        verdict.status,
+        verdict.error,
+        delay,
+        delivery.host,
+    )
 
 
 def next_delay(tries: int, dice: float, retry_after: float | None = None) -> float | None:
