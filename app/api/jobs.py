@@ -132,7 +132,7 @@ def submitted_response(receipt: Receipt) -> Response:
     """What a submitted job is answered, whichever way it came (see app/server/direct_submissions.py)."""
     headers = _headers_of(receipt)
     if receipt.answers is not None:
-        answer = _accepted(receipt.answers[0])
+        answer = accepted(receipt.answers[0])
         return json_response(encode(answer), 200 if answer.outcome == "coalesced" else 202, headers)
     return json_response(plain_answer(receipt.job_ids[0].encode()), 202, headers)
 
@@ -184,12 +184,12 @@ async def submit_batch(request: Request) -> Response:
 
 def _batch_answer(receipt: Receipt) -> bytes:
     if receipt.answers is not None:
-        return encode(AcceptedJobs([_accepted(answer) for answer in receipt.answers]))
+        return encode(AcceptedJobs([accepted(answer) for answer in receipt.answers]))
     # The same, written by hand: nearly always all were accepted, and there are up to a thousand of them.
     return b'{"jobs":[%b]}' % b",".join([plain_answer(job_id.encode()) for job_id in receipt.job_ids])
 
 
-def _accepted(answer: idempotency.Answer) -> Accepted:
+def accepted(answer: idempotency.Answer) -> Accepted:
     # Written by us: to check them again would cost more than the rest of the answer.
     state, outcome = cast(State, answer.state), cast(Outcome, answer.outcome)
     return Accepted(job_id=answer.job_id, state=state, outcome=outcome)

@@ -11,9 +11,12 @@ from app.dashboard import (
     keys,
     nudges,
     overview,
+    queues,
     reference,
+    schedules,
     signing_in,
     submit,
+    targets,
     workers,
 )
 
@@ -28,7 +31,10 @@ routes: list[Route] = [
     *job.routes,
     *job_actions.routes,
     *dead_letters.routes,
+    *queues.routes,
+    *targets.routes,
     *workers.routes,
+    *schedules.routes,
     *keys.routes,
     *reference.routes,
 ]

@@ -71,6 +71,11 @@ class QueueCount:
     def running(self) -> int:
         return sum(self.states[state] for state in RUNNING)
 
+    @property
+    def live(self) -> int:
+        """Those that have not ended."""
+        return self.states[State.QUEUED] + self.running
+
     def gated_by(self, settings: QueueSettings, *, paused: bool) -> Gate | None:
         """What keeps this queue's claimable jobs from being claimed; None when nothing does."""
         if paused:

@@ -1,6 +1,7 @@
 """The prober of one target: asks what it has, notices when it sleeps, and wakes it when it is needed."""
 
 import asyncio
+import contextlib
 import math
 import re
 import time
@@ -16,6 +17,7 @@ from app.outbound.client import GuardedClient
 from app.outbound.errors import OutboundError
 from app.store import targets as store
 from app.store.database import Database
+from app.targets.config import WakeAction
 from app.targets.inventory import Inventory
 from app.targets.target import Serving, Target
 from app.targets.wake import WakeError, wake
@@ -71,6 +73,10 @@ class Prober(Loop):
     def trouble(self) -> None:
         self._changed()
         self.wake()
+
+    async def ask_now(self) -> None:
+        """Ask, however lately that was done; what comes of it is known afterwards, and everywhere."""
+        await self._ask()
 
     async def ask_again(self) -> None:
         if time.monotonic() - self._asked > FRESH_SECONDS:
@@ -178,16 +184,25 @@ class Prober(Loop):
         number = await store.take_wake(
             self._database, self._target.name, FIRST_WAKE_SECONDS, MOST_WAKE_SECONDS
         )
-        if number is None:
-            return
+        if number is not None:
+            with contextlib.suppress(WakeError):
+                await self._wake(action, number)
+
+    async def wake_now(self, action: WakeAction) -> None:
+        """Try to wake it, however lately that was done. Raises WakeError where it could not even be tried."""
+        await self._wake(action, await store.take_wake(self._database, self._target.name, 0, 0) or 0)
+        # It is looked at again soon, and so every other second while it sleeps.
+        self.wake()
+
+    async def _wake(self, action: WakeAction, number: int) -> None:
         try:
             await wake(action, self._guarded)
         except WakeError as problem:
             log.warning("target.wake_failed", target=self._target.name, problem=str(problem), tries=number)
             self._target.warning = f"wake: {problem}"[:500]
             await store.record_warning(self._database, self._target.name, self._target.warning)
-        else:
-            log.info("target.wake_sent", target=self._target.name, tries=number)
+            raise
+        log.info("target.wake_sent", target=self._target.name, tries=number)
 
     def _is_needed(self, lanes: Iterable[str]) -> bool:
         return any(self._target in self._serving_lane(lane).asleep for lane in lanes)
