@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from app.cli.jobs import JobId
-from app.cli.output import ago
+from app.cli.times import ago
 from app.cli.session import Commands, Session
 
 commands = Commands()

@@ -65,7 +65,8 @@ class Worker(msgspec.Struct):
     # How many jobs it has at the moment.
     running: Count
     job_ids: Annotated[
-        list[JobId], Meta(description=f"Some of those jobs, {MOST_JOBS} at most: what it has had for longest.")
+        list[JobId],
+        Meta(description=f"Some of those jobs, {MOST_JOBS} at most: what it has had for longest."),
     ]
 
 
