@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from app.embedded import EmbeddedPostgres
 from tests.conftest import Server
 from tests.dashboard.conftest import QUICK
+from tests.fakes.process import FakeOllama
 from tests.serving import serving
 from tests.sharing import FolderShare
 
@@ -47,10 +48,20 @@ def chromium(share: FolderShare) -> Browser:
 
 
 @pytest.fixture
+def ollama(share: FolderShare) -> FakeOllama:
+    """Slow enough to be watched."""
+    return share.get("ollama", lambda: FakeOllama(token_seconds=0.3))
+
+
+@pytest.fixture
 def opened(
-    share: FolderShare, postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+    share: FolderShare,
+    postgres: EmbeddedPostgres,
+    tmp_path_factory: pytest.TempPathFactory,
+    ollama: FakeOllama,
 ) -> Server:
-    return share.get("opened", lambda: serving(postgres, tmp_path_factory.mktemp("opened"), **QUICK))
+    asked = QUICK | {"FOREMAN_OLLAMA_URL": ollama.url}
+    return share.get("opened", lambda: serving(postgres, tmp_path_factory.mktemp("opened"), **asked))
 
 
 @pytest.fixture
