@@ -64,6 +64,11 @@ def account_of(request: Request) -> Account:
     return cast(Account, request.scope["state"]["account"])
 
 
+def request_id_of(request: Request) -> str:
+    """The caller's own, or one that the edge gave it."""
+    return cast(str, request.scope["state"]["request_id"])
+
+
 def tenant_of(request: Request) -> str:
     """As whom the edge let it in."""
     return cast(str, request.scope["state"]["tenant"])
