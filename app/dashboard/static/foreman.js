@@ -17,11 +17,13 @@ const nudges = {
     this.source.addEventListener("nudge", () => this.nudge());
     this.source.onopen = () => { this.retry = 0; back(); };
     this.source.onerror = () => {
+      // Is it the stream alone? The page finds out, and says so.
+      setTimeout(() => this.nudge(), 500);
       // A stream that the server ends is reopened by the browser; one that it refuses is not.
       if (this.source && this.source.readyState === EventSource.CLOSED) {
         this.close();
         this.retry = Math.min(this.retry + 1, 5);
-        setTimeout(() => { this.open(); this.nudge(); }, 1000 * this.retry);
+        setTimeout(() => this.open(), 1000 * this.retry);
       }
     };
   },
