@@ -43,7 +43,6 @@ FIELDS = {
     "payload.headers": "headers",
     "payload.body": "body",
     "payload.timeout_seconds": "timeout_seconds",
-    "Idempotency-Key": "idempotency_key",
 }
 NUMBERS = ("delay_seconds", "deadline_seconds", "max_duration_seconds")
 WHOLE_NUMBERS = ("priority", "max_attempts")
@@ -164,7 +163,7 @@ def _by_field(problem: ForemanError, typed: Typed) -> dict[str, str]:
     found = {}
     for each in problem.extra.get("errors", []):
         name = FIELDS.get(each["field"], each["field"])
-        if typed.get("form") == "any" and (name not in typed or name in {"model", "url", "method", "body"}):
+        if typed.get("form") == "any" and name not in EXTENSION_FIELDS:
             name = "payload"
         found[name] = each["message"]
     return found
