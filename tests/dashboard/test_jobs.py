@@ -109,6 +109,8 @@ def test_what_is_no_filter_is_said_and_the_rest_still_shown(visitor: Visitor) ->
         assert words in text_of(page), query
         assert rows(page) == [job_id], query
     assert rows(visitor.open("/ui/jobs?queue=%ff%fe&since=999999d")) == []
+    many = "&".join(f"metadata.k{number}=v" for number in range(2000))
+    assert "more than 50 filters" in visitor.open(f"/ui/jobs?{many}")
 
 
 def test_the_form_becomes_a_short_address(visitor: Visitor) -> None:
