@@ -48,7 +48,7 @@ def test_a_link_to_the_web_tells_nothing_of_where_it_was_followed_from() -> None
 
 
 def test_headings_stand_below_those_of_the_page() -> None:
-    assert str(render("# a\n\n###### b")) == "<h4>a</h4>\n<h6>b</h6>\n"
+    assert str(render("# a\n\n###### b")) == "<h3>a</h3>\n<h6>b</h6>\n"
 
 
 def test_what_people_write_is_laid_out() -> None:
