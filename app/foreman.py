@@ -17,6 +17,7 @@ from app.engine.leases import Leases
 from app.engine.pools import Pool, is_llm_lane
 from app.engine.queues import Queues
 from app.engine.remote_claims import RemoteClaims
+from app.engine.sampler import Sampler
 from app.engine.settler import Settler
 from app.engine.sweeper import Sweeper
 from app.engine.target_dispatcher import TargetDispatcher
@@ -36,11 +37,13 @@ from app.jobs.lanes import LLM_KINDS, kind_of
 from app.jobs.tenants import DEFAULT_TENANT
 from app.loops.housekeeping import Housekeeping
 from app.loops.parts import Parts, Resource
+from app.store.daily_counts import DailyTally
 from app.store.database import Database
 from app.store.migrate import newest_revision
 from app.store.workers import WorkerReport
 from app.targets.config import from_environment
 from app.targets.registry import Registry
+from app.telemetry import BUILD
 from app.webhooks.deliverer import Deliverer
 from app.webhooks.outgoing import Outgoing
 from app.webhooks.send import Sender
@@ -59,12 +62,14 @@ class Foreman:
         if settings.database_url is None:
             raise ValueError("a database URL is needed; `foreman serve` starts an embedded one")
         self.settings = settings
+        BUILD.labels(__version__, settings.role).set(1)
         self.database = Database(
             settings.database_url,
             pooled=settings.listen_database_url is not None or settings.listen == "off",
             size=settings.database_connections,
             fences=settings.row_security == "on",
         )
+        self.database.measured()
         listen_url = settings.listen_database_url or settings.database_url
         self.hub = Hub(self.database, listen_url if settings.listen == "on" else None, settings.poll_seconds)
         self.outgoing = Outgoing(settings)
@@ -80,7 +85,8 @@ class Foreman:
         self.artifacts = ArtifactStore(self.database, settings.artifacts_url)
         self.janitor = Janitor(self.database, self.artifacts, chatter_days=settings.chatter_days)
         sender = Sender(self.webhook_client, self.outgoing.box, self.outgoing.server_secrets, self.database)
-        self.webhooks = Deliverer(self.database, self.hub, sender, settings)
+        tally = DailyTally()
+        self.webhooks = Deliverer(self.database, self.hub, sender, settings, tally)
         self.targets = Registry(
             self.database,
             self.http_client,
@@ -132,11 +138,19 @@ class Foreman:
             claimers,
             Explainer(self.database, self.targets, claimers, settings),
             JobLimits(self.database),
+            [
+                self.queues.measure,
+                self.targets.measure,
+                self.webhooks.measure,
+                *([self.dispatcher.measure] if self.dispatcher else []),
+            ],
             self.authenticator,
         )
         self._serving = Parts(
             [
                 Resource(self.database.close, open=self.database.open),
+                # Stopped when all the others have: then nothing more will happen that it has to tell.
+                Sampler(self.database, self.queues.census, tally),
                 self.hub,
                 *([self.authenticator] if self.authenticator else []),
                 *self.queues.parts,

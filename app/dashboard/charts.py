@@ -85,7 +85,12 @@ def stacked_chart(title: str, series: Sequence[Series], span: Span, say: Say) ->
         lower = _points([1 - value / top for value in low])
         path = _path(upper) + "L" + "L".join(_pair(point) for point in reversed(lower) if point) + "Z"
         areas.append(Markup('<path class="area {}" d="{}"/>').format(each.look, path))
-    return _chart(title, series, span, say, top, Markup("").join(areas), Markup(""))
+    # An area may be too thin for its name.
+    swatches = Markup("").join(
+        Markup('<li class="{}">{}</li>').format(each.look, each.name) for each in reversed(series)
+    )
+    names = Markup('<ul class="swatches">{}</ul>').format(swatches) if len(series) > 1 else Markup("")
+    return _chart(title, series, span, say, top, Markup("").join(areas), Markup(""), names)
 
 
 def nice_top(highest: float) -> float:
@@ -97,7 +102,14 @@ def nice_top(highest: float) -> float:
 
 
 def _chart(
-    title: str, series: Sequence[Series], span: Span, say: Say, top: float, drawn: Markup, names: Markup
+    title: str,
+    series: Sequence[Series],
+    span: Span,
+    say: Say,
+    top: float,
+    drawn: Markup,
+    names: Markup,
+    below: Markup = Markup(""),  # noqa: B008  # it never changes
 ) -> Markup:
     steps = max((len(each.values) for each in series), default=0)
     grid = Markup("").join(
@@ -112,7 +124,7 @@ def _chart(
         '<svg class="plot" width="100%" height="{height}" role="img" aria-label="{summary}">{grid}'
         '<svg viewBox="0 0 {width} {box}" width="100%" height="100%" preserveAspectRatio="none">{drawn}</svg>'
         '{names}</svg><div class="times" aria-hidden="true"><span>{label} ago</span><span>now</span></div>'
-        "</figure>"
+        "{below}</figure>"
     ).format(
         data=_data(series, span, say),
         title=title,
@@ -124,6 +136,7 @@ def _chart(
         drawn=drawn,
         names=names,
         label=span.label,
+        below=below,
     )
 
 

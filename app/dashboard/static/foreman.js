@@ -291,6 +291,41 @@ function openTarget() {
 addEventListener("hashchange", openTarget);
 openTarget();
 
+// -- choosing jobs: how many are chosen, and which, through a refresh --------------------------------------
+
+const chosen = {
+  ids: new Set(),
+
+  boxes: () => $$('input[name="job"][type="checkbox"]'),
+
+  look() {
+    this.ids = new Set(this.boxes().filter((box) => box.checked).map((box) => box.value));
+    this.tell();
+  },
+
+  // The refreshed rows come unchosen from the server.
+  restore() {
+    for (const box of this.boxes()) box.checked = this.ids.has(box.value);
+    this.tell();
+  },
+
+  tell() {
+    const count = $("[data-chosen]"), all = $("[data-choose-all]");
+    if (count) count.textContent = this.ids.size;
+    if (!all) return;
+    all.hidden = false;
+    all.checked = this.ids.size > 0 && this.ids.size === this.boxes().length;
+    all.indeterminate = this.ids.size > 0 && !all.checked;
+  },
+};
+
+document.addEventListener("change", (event) => {
+  if (event.target.matches("[data-choose-all]")) for (const box of chosen.boxes()) box.checked = event.target.checked;
+  if (event.target.matches('[data-choose-all], input[name="job"]')) chosen.look();
+});
+document.addEventListener("foreman:refreshed", () => chosen.restore());
+addEventListener("pageshow", () => chosen.look());
+
 // -- a job: what it says is followed to its end, unless the reader has scrolled up; one that ended is left alone --
 
 let following = true;
