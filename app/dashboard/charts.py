@@ -175,7 +175,7 @@ def _chart(
     )
 
 
-def _figure(
+def _figure(  # noqa: PLR0913  # one for each of its parts
     title: str,
     *,
     data: str,
