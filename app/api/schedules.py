@@ -9,13 +9,18 @@ import msgspec
 import structlog
 from fastapi import Depends
 from msgspec import Meta, Raw, structs
+from starlette.requests import Request
 
-from app.api.job_documents import reference, verbatim
+from app.api import admission
+from app.api.job_documents import Accepted, reference, verbatim
+from app.api.job_parameters import trace_of
+from app.api.jobs import accepted
 from app.api.operator_documents import Schedule as Document
 from app.api.operator_documents import Schedules, Tick
-from app.api.parameters import JsonBody, Server, Tenant, name_or
-from app.api.routes import Answer, Content, Reply, Routes
+from app.api.parameters import Caller, JsonBody, Server, Tenant, name_or
+from app.api.routes import LOCATION, Answer, Content, Reply, Routes
 from app.api.services import Services
+from app.engine.scheduler import job_of
 from app.errors import ForemanError, InvalidRequest, NotFound
 from app.identity.scopes import Scope
 from app.jobs.cron import check_cron, check_timezone, ticks_from
@@ -99,6 +104,31 @@ async def put_schedule(
 async def delete_schedule(server: Server, tenant: Tenant, name: ExistingName) -> None:
     if not await schedules.delete(server.database, tenant, name):
         raise NotFound("There is no such schedule.")
+
+
+@routes.post(
+    "/schedules/{name}/run",
+    Scope.ADMIN_WRITE,
+    "Submit the job of a schedule once, now; its ticks stay as they are",
+    {
+        202: Reply("Accepted: the job is safely queued", Accepted, (LOCATION,)),
+        200: Reply("Coalesced into the job that is named", Accepted, (LOCATION,)),
+    },
+    errors=(404, 409, 422),
+)
+async def run_schedule(
+    request: Request, server: Server, caller: Caller, name: ExistingName
+) -> Answer[Accepted]:
+    found = await schedules.list_schedules(server.database, caller.tenant, name)
+    if not found:
+        raise NotFound("There is no such schedule.")
+    job = await off_loop(len(found[0].job), job_of, found[0])
+    trace = trace_of(request)
+    job.request_id, job.traceparent, job.tracestate = trace.request_id, trace.traceparent, trace.tracestate
+    receipt = await admission.submit(server, caller, Submission([job], caller.tenant))
+    answer = accepted(receipt.each()[0])
+    status = 200 if answer.outcome == "coalesced" else 202
+    return Answer(answer, status, {"location": f"/jobs/{answer.job_id}"})
 
 
 async def _documents(services: Services, rows: Sequence[schedules.Schedule]) -> list[Document]:

@@ -87,7 +87,12 @@ def stacked_chart(title: str, series: Sequence[Series], span: Span, say: Say) ->
         lower = _points([1 - value / top for value in low])
         path = _path(upper) + "L" + "L".join(_pair(point) for point in reversed(lower) if point) + "Z"
         areas.append(Markup('<path class="area {}" d="{}"/>').format(each.look, path))
-    return _chart(title, series, span, say, top, Markup("").join(areas), Markup(""))
+    # An area may be too thin for its name.
+    swatches = Markup("").join(
+        Markup('<li class="{}">{}</li>').format(each.look, each.name) for each in reversed(series)
+    )
+    names = Markup('<ul class="swatches">{}</ul>').format(swatches) if len(series) > 1 else Markup("")
+    return _chart(title, series, span, say, top, Markup("").join(areas), Markup(""), names)
 
 
 def bar_chart(
@@ -147,7 +152,14 @@ def nice_seconds(highest: float) -> float:
 
 
 def _chart(
-    title: str, series: Sequence[Series], span: Span, say: Say, top: float, drawn: Markup, names: Markup
+    title: str,
+    series: Sequence[Series],
+    span: Span,
+    say: Say,
+    top: float,
+    drawn: Markup,
+    names: Markup,
+    below: Markup = Markup(""),  # noqa: B008  # it never changes
 ) -> Markup:
     steps = max((len(each.values) for each in series), default=0)
     return _figure(
@@ -159,10 +171,11 @@ def _chart(
         drawn=drawn,
         names=names,
         times=(f"{span.label} ago", "now"),
+        below=below,
     )
 
 
-def _figure(
+def _figure(  # noqa: PLR0913  # one for each of its parts
     title: str,
     *,
     data: str,
@@ -172,12 +185,13 @@ def _figure(
     drawn: Markup,
     names: Markup,
     times: Sequence[str],
+    below: Markup = Markup(""),  # noqa: B008  # it never changes
 ) -> Markup:
     return Markup(
         '<figure class="chart" tabindex="0" data-chart="{data}"><figcaption>{title}</figcaption>'
         '<svg class="plot" width="100%" height="{height}" role="img" aria-label="{summary}">{grid}'
         '<svg viewBox="0 0 {width} {box}" width="100%" height="100%" preserveAspectRatio="none">{drawn}</svg>'
-        '{axis}{names}</svg><div class="times" aria-hidden="true">{times}</div></figure>'
+        '{axis}{names}</svg><div class="times" aria-hidden="true">{times}</div>{below}</figure>'
     ).format(
         data=data,
         title=title,
@@ -189,6 +203,7 @@ def _figure(
         box=BOX_HEIGHT,
         drawn=drawn,
         names=names,
+        below=below,
         times=Markup("").join(Markup("<span>{}</span>").format(each) for each in times),
     )
 

@@ -23,7 +23,7 @@ from app.store import schedules
 from app.store.database import Database, translated
 from app.store.enqueue import Enqueued
 from app.store.idempotency import Receipt, Submission
-from app.store.schedules import DueSchedule, Ticked
+from app.store.schedules import DueSchedule, Schedule, Ticked
 from app.telemetry import TICKS
 
 log = structlog.get_logger()
@@ -84,7 +84,7 @@ class Scheduler(Loop):
         """One job; what is wrong with it is remembered, and the schedule goes on."""
         try:
             size = len(schedule.job)
-            job = await off_loop(size, _job, schedule)
+            job = await off_loop(size, job_of, schedule)
             submission = Submission([job], job.tenant)
             await off_loop(size, self._intake.apply_rules, [job])
             # A savepoint: what goes wrong with one job does not take the schedule with it. A database that is
@@ -107,7 +107,8 @@ class Scheduler(Loop):
         return Ticked(tick, answer.outcome, answer.job_id)
 
 
-def _job(schedule: DueSchedule) -> NewJob:
+def job_of(schedule: Schedule) -> NewJob:
+    """A job as this schedule makes them."""
     body = schedule.job.encode()
     job = parse_job(body, schedule.tenant, MAX_DEPTH)
     metadata = orjson.loads(job.metadata) if job.metadata else {}

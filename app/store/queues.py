@@ -4,7 +4,7 @@ The book is a copy in memory, compared with the table twice a second: looking a 
 access, and a change made anywhere counts everywhere within a second.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -131,3 +131,25 @@ async def list_queues(
     database: Database, *, name: str | None = None, after: str = "", limit: int = 1000
 ) -> list[Queue]:
     return as_rows(Queue, await database.fetch(LIST, name, after, limit))
+
+
+# Names alone, so that all of them can be put in order by what is counted elsewhere.
+FIND = """
+SELECT name FROM queues
+WHERE strpos(lower(name), lower($1)) > 0 AND ($2::bool IS NULL OR (paused_at IS NOT NULL) = $2)
+ORDER BY name
+"""
+
+
+async def find_queues(database: Database, containing: str = "", *, paused: bool | None = None) -> list[str]:
+    """The names of all queues with this text in them."""
+    return [row["name"] for row in await database.fetch(FIND, containing, paused)]
+
+
+NAMED = f"SELECT {columns(Queue, paused_by=_PAUSED_BY)} FROM queues WHERE name = ANY ($1::text[])"
+
+
+async def queues_named(database: Database, names: Sequence[str]) -> list[Queue]:
+    """In the order of the names."""
+    found = {row.name: row for row in as_rows(Queue, await database.fetch(NAMED, list(names)))}
+    return [found[name] for name in names if name in found]
