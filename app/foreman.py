@@ -43,6 +43,7 @@ from app.store.migrate import newest_revision
 from app.store.workers import WorkerReport
 from app.targets.config import from_environment
 from app.targets.registry import Registry
+from app.telemetry import BUILD
 from app.webhooks.deliverer import Deliverer
 from app.webhooks.outgoing import Outgoing
 from app.webhooks.send import Sender
@@ -61,12 +62,14 @@ class Foreman:
         if settings.database_url is None:
             raise ValueError("a database URL is needed; `foreman serve` starts an embedded one")
         self.settings = settings
+        BUILD.labels(__version__, settings.role).set(1)
         self.database = Database(
             settings.database_url,
             pooled=settings.listen_database_url is not None or settings.listen == "off",
             size=settings.database_connections,
             fences=settings.row_security == "on",
         )
+        self.database.measured()
         listen_url = settings.listen_database_url or settings.database_url
         self.hub = Hub(self.database, listen_url if settings.listen == "on" else None, settings.poll_seconds)
         self.outgoing = Outgoing(settings)
@@ -135,6 +138,12 @@ class Foreman:
             claimers,
             Explainer(self.database, self.targets, claimers, settings),
             JobLimits(self.database),
+            [
+                self.queues.measure,
+                self.targets.measure,
+                self.webhooks.measure,
+                *([self.dispatcher.measure] if self.dispatcher else []),
+            ],
             self.authenticator,
         )
         self._serving = Parts(

@@ -15,6 +15,7 @@ from app.api import (
     dead_letters,
     document,
     events,
+    family,
     feed,
     health,
     jobs,
@@ -44,6 +45,7 @@ DESCRIPTION = "A durable job server that speaks HTTP: hand it work, hang up, be 
 # In the order in which the framework looks for them.
 ROUTES = [
     *jobs.routes,
+    *family.routes,
     *workers.routes,
     *events.routes,
     *stream.routes,

@@ -145,6 +145,27 @@ class DeadLetterPage(msgspec.Struct):
     next_cursor: str | None
 
 
+class DeadLetterGroup(msgspec.Struct, kw_only=True):
+    """Dead letters that share the code of their error, their kind and their queue."""
+
+    error: Annotated[str | None, Meta(description="The code.")]
+    kind: str
+    queue: str
+    jobs: Count
+    first_at: Annotated[Moment, Meta(description="When the first of them failed.")]
+    last_at: Moment
+    newest: Annotated[Job, Meta(description="The one that failed last, without payload and result.")]
+
+
+class DeadLetterGroups(msgspec.Struct, kw_only=True):
+    groups: Annotated[list[DeadLetterGroup], Meta(description="The largest first, a hundred at most.")]
+    found: Annotated[Count, Meta(description="How many groups there are among those looked at.")]
+    looked: Annotated[
+        Count, Meta(description="How many dead letters of the server were looked at, newest first.")
+    ]
+    next_cursor: Annotated[str | None, Meta(description="To look at the ones before those; null at the end.")]
+
+
 class ClaimedJob(Job, kw_only=True):
     lease_token: str
 

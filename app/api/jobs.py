@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from collections.abc import Sequence
 from typing import Annotated, Literal, cast
 
 import msgspec
@@ -45,7 +46,7 @@ from app.loops.off_loop import off_loop
 from app.store import control, idempotency, read
 from app.store.changes import Changes
 from app.store.idempotency import Receipt, Submission
-from app.store.job import Job
+from app.store.job import Job, JobSummary
 from app.store.read import Filter
 
 routes = Routes("jobs")
@@ -103,11 +104,10 @@ async def submit(request: Request) -> Response:
     body = await read_body(request)
     account = account_of(request)
     tenant = account.tenant
-    job = await off_loop(len(body), parse_job, body, tenant, services.settings.max_json_depth)
-    receipt = await admission.submit(services, account, await _submission(request, [job], body, tenant))
+    receipt = await submit_body(request, body, idempotency_key(request))
     job_id = receipt.job_ids[0]
     # Whoever waits now waits without it.
-    del body, job
+    del body
     release_body(request)
     seconds = prefer_wait(request)
     # It is a wish: a caller who has too many of them is answered at once, for the job is there.
@@ -118,6 +118,14 @@ async def submit(request: Request) -> Response:
             headers = _headers_of(receipt) | {"preference-applied": f"wait={seconds}"}
             return json_response(encode(job_document(finished)), 200, headers)
     return submitted_response(receipt)
+
+
+async def submit_body(request: Request, body: bytes, key: str | None) -> Receipt:
+    """The job that a body describes, from whoever sent the request; with their idempotency key, if any."""
+    services, account = services_of(request), account_of(request)
+    job = await off_loop(len(body), parse_job, body, account.tenant, services.settings.max_json_depth)
+    submission = await _submission(request, [job], body, account.tenant, key)
+    return await admission.submit(services, account, submission)
 
 
 def submitted_response(receipt: Receipt) -> Response:
@@ -168,7 +176,7 @@ async def submit_batch(request: Request) -> Response:
     account = account_of(request)
     tenant = account.tenant
     jobs = await off_loop(len(body), _parse_jobs, body, tenant, services.settings.max_json_depth)
-    submission = await _submission(request, jobs, body, tenant, batch=True)
+    submission = await _submission(request, jobs, body, tenant, idempotency_key(request), batch=True)
     receipt = await admission.submit(services, account, submission)
     headers = {"idempotency-replayed": "true"} if receipt.replayed else None
     return json_response(_batch_answer(receipt), 202, headers)
@@ -198,17 +206,24 @@ def _parse_jobs(body: bytes, tenant: str, max_depth: int) -> list[NewJob]:
 
 
 async def _submission(
-    request: Request, jobs: list[NewJob], body: bytes, tenant: str, *, batch: bool = False
+    request: Request,
+    jobs: list[NewJob],
+    body: bytes,
+    tenant: str,
+    key: str | None,
+    *,
+    batch: bool = False,
 ) -> Submission:
     trace = trace_of(request)
     for job in jobs:
         job.request_id = trace.request_id
         job.traceparent = trace.traceparent
         job.tracestate = trace.tracestate
-    key = idempotency_key(request)
     if key is None:
         return Submission(jobs, tenant, batch=batch)
-    return Submission(jobs, tenant, key, await fingerprint_of(request, body), batch)
+    # One job is the same job, whichever way its body came.
+    path = "/jobs/batch" if batch else "/jobs"
+    return Submission(jobs, tenant, key, await off_loop(len(body), fingerprint, path, body), batch)
 
 
 async def fingerprint_of(request: Request, body: bytes) -> bytes:
@@ -309,13 +324,23 @@ async def list_jobs(
 
 
 async def page_of(
-    services: Services, wanted: Filter, tenant: str, limit: int
+    services: Services, wanted: Filter, tenant: str, limit: int, *, seconds: float = read.LOOK_SECONDS
 ) -> tuple[list[Document], str | None]:
-    """One page of jobs, and the cursor of the next."""
-    found = await read.list_jobs(services.database, wanted, tenant, limit)
+    """One page of jobs, looked for no longer than about so many seconds, and the cursor of the next."""
+    found = await read.list_jobs(services.database, wanted, tenant, limit, seconds=seconds)
     cursor = None if found.next_before is None else encode_cursor(found.next_before)
-    unwanted = await services.claimers.missing(found.jobs)
-    return [job_document(job, unwanted_since=unwanted.get(job.id)) for job in found.jobs], cursor
+    return await _listed(services, found.jobs), cursor
+
+
+async def documents_of(services: Services, job_ids: Sequence[str], tenant: str) -> dict[str, Document]:
+    """Those of the jobs that there are, as a list shows them."""
+    found = await read.get_summaries(services.database, job_ids, tenant)
+    return {each.job_id: each for each in await _listed(services, found)}
+
+
+async def _listed(services: Services, jobs: Sequence[JobSummary]) -> list[Document]:
+    unwanted = await services.claimers.missing(jobs)
+    return [job_document(job, unwanted_since=unwanted.get(job.id)) for job in jobs]
 
 
 class CancelRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ from app.api.job_documents import OBJECT, verbatim
 from app.dialects import DialectName
 from app.jobs.queue_settings import QueueSettings
 from app.jobs.shapes import Count, JobId, Moment, Number
+from app.jobs.states import State
 from app.jobs.submission import Name
 from app.store.census import Gate
 from app.store.keys import BusyKey
@@ -115,6 +116,7 @@ class BulkCount(msgspec.Struct, kw_only=True):
     action: BulkAction
     dry_run: bool
     matched: Count
+    by_state: dict[State, Count]
 
 
 class JobFilter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -128,6 +130,9 @@ class JobFilter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
     since: MomentAsText | None = None
     until: MomentAsText | None = None
     metadata: dict[str, str] | None = None
+    error: str | None = None
+    worker: str | None = None
+    id_prefix: str | None = None
 
 
 class BulkOperation(msgspec.Struct, kw_only=True):

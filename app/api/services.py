@@ -1,5 +1,6 @@
 """Everything a request handler may need, put together once by app.foreman."""
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -48,6 +49,8 @@ class Services:
     claimers: Claimers
     explainer: Explainer
     job_limits: JobLimits
+    # Who brings the gauges up to date that are looked up when somebody reads the metrics.
+    measures: Sequence[Callable[[], Awaitable[None]]]
     # None where there is no authentication.
     authenticator: Authenticator | None
 
@@ -59,6 +62,11 @@ def services_of(request: Request) -> Services:
 def account_of(request: Request) -> Account:
     """Who the edge let in."""
     return cast(Account, request.scope["state"]["account"])
+
+
+def request_id_of(request: Request) -> str:
+    """The caller's own, or one that the edge gave it."""
+    return cast(str, request.scope["state"]["request_id"])
 
 
 def tenant_of(request: Request) -> str:

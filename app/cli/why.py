@@ -3,8 +3,8 @@
 from datetime import UTC, datetime
 
 from app.cli.jobs import JobId
-from app.cli.output import ago
 from app.cli.session import Commands, Session
+from app.cli.times import ago
 
 commands = Commands()
 

@@ -3,10 +3,11 @@
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 
 from app.api.services import Services
 from app.dashboard.words import counted, duration, listed, number
-from app.jobs.lanes import kind_of, worker_tenant
+from app.jobs.lanes import worker_tenant
 from app.jobs.states import State
 from app.store import read, targets
 from app.store.census import QueueCount
@@ -90,8 +91,17 @@ async def _sleepers(services: Services) -> list[Matter]:
     ]
 
 
-async def _unclaimed(services: Services, counts: dict[str, QueueCount], tenant: str) -> list[Matter]:
-    """Kinds that jobs wait for and nobody claims, in the queues that have waited longest."""
+@dataclass(frozen=True, slots=True)
+class Unclaimed:
+    """A kind that jobs wait for in a queue, and that nobody asks for there."""
+
+    kind: str
+    queue: str
+    since: datetime
+
+
+async def unclaimed(services: Services, counts: dict[str, QueueCount], tenant: str) -> list[Unclaimed]:
+    """In the queues that have waited longest; by their kinds."""
     waiting = sorted(
         (name for name, each in counts.items() if each.ready),
         key=lambda name: counts[name].oldest_queued_seconds or 0,
@@ -101,7 +111,12 @@ async def _unclaimed(services: Services, counts: dict[str, QueueCount], tenant: 
     own = [head.id for head in heads if worker_tenant(head.lane) in (tenant, None)]
     jobs = await read.summaries(services.database, own[:MAX_COUNTED], tenant)
     missing = await services.claimers.missing(jobs)
-    kinds = sorted({kind_of(job.kind) for job in jobs if job.id in missing})
+    found = [Unclaimed(job.kind, job.queue, missing[job.id]) for job in jobs if job.id in missing]
+    return sorted(found, key=lambda each: (each.kind, each.queue))
+
+
+async def _unclaimed(services: Services, counts: dict[str, QueueCount], tenant: str) -> list[Matter]:
+    kinds = sorted({each.kind for each in await unclaimed(services, counts, tenant)})
     if not kinds:
         return []
     return [

@@ -89,8 +89,8 @@ def stacked_chart(title: str, series: Sequence[Series], span: Span, say: Say) ->
     swatches = Markup("").join(
         Markup('<li class="{}">{}</li>').format(each.look, each.name) for each in reversed(series)
     )
-    below = Markup('<ul class="swatches">{}</ul>').format(swatches) if len(series) > 1 else Markup("")
-    return _chart(title, series, span, say, top, Markup("").join(areas), Markup(""), below)
+    names = Markup('<ul class="swatches">{}</ul>').format(swatches) if len(series) > 1 else Markup("")
+    return _chart(title, series, span, say, top, Markup("").join(areas), Markup(""), names)
 
 
 def nice_top(highest: float) -> float:

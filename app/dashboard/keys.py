@@ -11,7 +11,7 @@ from app.api.routes import Reply, Routes
 from app.dashboard.page import Form, Page, Said, Visit
 from app.errors import ForemanError, InvalidRequest
 from app.identity.limits import Limits, usual_limits
-from app.identity.scopes import ALL_SCOPES, USUAL_SCOPES, Scope
+from app.identity.scopes import USUAL_SCOPES, Scope
 from app.jobs.shapes import decode
 
 routes = Routes("dashboard")
@@ -53,6 +53,7 @@ async def _show(visit: Page, tenant: str | None = None, cursor: str | None = Non
         usual_scopes=USUAL_SCOPES,
         lifetimes=LIFETIMES,
         limits={name: getattr(usual, name) for name in Limits.__struct_fields__},
+        limit_fields=[f"limit-{name}" for name in Limits.__struct_fields__],
         **context,
     )
 
@@ -70,19 +71,35 @@ async def create(visit: Visit) -> Response:
 
 
 def _wanted(form: Form) -> NewKey:
-    """By the very rules of POST /keys."""
+    """By the very rules of POST /keys. All that is wrong is told at once, by the names of fields."""
     limits = {name: _number(form.text(f"limit-{name}")) for name in Limits.__struct_fields__}
     body = {
         "name": form.text("name"),
         "tenant": form.text("tenant") or None,
-        "scopes": [each for each in form.all("scopes") if each in set(ALL_SCOPES)] or None,
         "expires_in_seconds": _number(form.text("expires")),
-        "limits": {name: value for name, value in limits.items() if value is not None} or None,
     }
-    given = {name: value for name, value in body.items() if value is not None}
-    wanted: NewKey = decode(orjson.dumps(given), NewKey, MAX_DEPTH)
+    wanted: NewKey
+    wanted, errors = _read(body, NewKey)
+    own, more = _read(limits, Limits)
+    errors += [{**each, "field": f"limit-{each['field']}"} for each in more]
+    scopes = form.all("scopes")
+    if not scopes:
+        errors.append({"field": "scopes", "message": "choose at least one"})
+    if errors:
+        named = "; ".join(f"{each['field']}: {each['message']}" for each in errors)
+        raise InvalidRequest(f"{named}.", errors=errors)
+    wanted.scopes, wanted.limits = scopes, own
     wanted.check()
     return wanted
+
+
+def _read(fields: dict[str, Any], shape: Any) -> tuple[Any, list[dict[str, str]]]:
+    """The shape that those fields make which were filled in, or what is wrong with them."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        return decode(orjson.dumps(given), shape, MAX_DEPTH), []
+    except InvalidRequest as refused:
+        return None, refused.extra["errors"]
 
 
 def _number(text: str) -> int | str | None:

@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import hmac
 import secrets
@@ -25,7 +26,7 @@ from app.dashboard import words
 from app.dashboard.assets import asset_url
 from app.dashboard.attention import ATTENTION
 from app.dashboard.navigation import entries
-from app.errors import Forbidden, ForemanError, Unparsable
+from app.errors import Forbidden, ForemanError, Unavailable, Unparsable
 from app.identity.account import Account
 from app.identity.scopes import Scope
 
@@ -119,6 +120,11 @@ class Form:
     def all(self, name: str) -> list[str]:
         return [each for each in self._fields.get(name, []) if each]
 
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """All of them, as an address would have them."""
+        return [(name, value) for name, values in self._fields.items() for value in values]
+
     def __contains__(self, name: str) -> bool:
         return name in self._fields
 
@@ -156,6 +162,11 @@ class Page:
         path, query = str(self.request.scope["path"]), self.request.url.query
         return f"{path}?{query}" if query else path
 
+    @property
+    def origin(self) -> str:
+        """Where this server is, as the browser calls it: for what is to be typed elsewhere."""
+        return f"{self.request.url.scheme}://{self.request.url.netloc}"
+
     # -- showing ---------------------------------------------------------------------------------------
 
     async def show(self, template: str, *, status: int = 200, **context: Any) -> Response:
@@ -163,7 +174,9 @@ class Page:
         said = None if self.is_partial else _flash(cookie_of(self.request.scope["headers"], FLASH_COOKIE))
         matters = None
         if self.may(Scope.ADMIN_READ):
-            matters = await ATTENTION.matters(self.services, self.tenant)
+            # A page that has all it shows, such as a form with what was typed, needs no database.
+            with contextlib.suppress(Unavailable):
+                matters = await ATTENTION.matters(self.services, self.tenant)
         context = self._context() | {"said": said, "matters": matters} | context
         body = TEMPLATES.get_template(template).render(context)
         response = html(body, status)

@@ -3,6 +3,11 @@
 from app.api.routes import Route
 from app.dashboard import (
     assets,
+    bulk,
+    dead_letters,
+    job,
+    job_actions,
+    jobs,
     keys,
     nudges,
     overview,
@@ -10,6 +15,7 @@ from app.dashboard import (
     reference,
     schedules,
     signing_in,
+    submit,
     targets,
     workers,
 )
@@ -19,10 +25,16 @@ routes: list[Route] = [
     *signing_in.routes,
     *nudges.routes,
     *overview.routes,
-    *workers.routes,
+    *submit.routes,
+    *jobs.routes,
+    *bulk.routes,
+    *job.routes,
+    *job_actions.routes,
+    *dead_letters.routes,
     *queues.routes,
-    *schedules.routes,
     *targets.routes,
+    *workers.routes,
+    *schedules.routes,
     *keys.routes,
     *reference.routes,
 ]

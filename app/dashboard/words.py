@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable
 from datetime import UTC, datetime
 
+from app.jobs.explanation import lasting
 from app.jobs.states import State
 
 # One shape for each state, wherever it is shown: never colour alone.
@@ -25,24 +26,8 @@ _ID_HEAD, _ID_TAIL = 5, 5
 
 
 def duration(seconds: float | None) -> str:
-    """In the units a person would say, two of them at most."""
-    if seconds is None or not math.isfinite(seconds):
-        return "–"
-    seconds = max(0.0, seconds)
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms" if seconds >= 0.001 or seconds == 0 else "< 1 ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    for position, (size, unit) in enumerate(_UNITS):
-        if whole >= size:
-            large, rest = divmod(whole, size)
-            if position + 1 < len(_UNITS):
-                smaller, name = _UNITS[position + 1]
-                if rest // smaller:
-                    return f"{large} {unit} {rest // smaller} {name}"
-            return f"{large} {unit}"
-    return "0 s"
+    """In the units a person would say; a dash where nobody knows."""
+    return "–" if seconds is None or not math.isfinite(seconds) else lasting(seconds)
 
 
 def ago(moment: datetime, now: datetime) -> str:

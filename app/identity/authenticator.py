@@ -60,7 +60,7 @@ class Authenticator(Loop):
         self._noted: Remembered[str, float] = Remembered()
         # By the hash of a session's cookie.
         self._visits: Remembered[bytes, Visit] = Remembered()
-        self._look_ups: Batcher[bytes, Account] = Batcher(self._look_up, max_weight=MAX_LOOKED_UP)
+        self._look_ups: Batcher[bytes, Account] = Batcher("keys", self._look_up, max_weight=MAX_LOOKED_UP)
         super().__init__("authenticator", self._ask_again, interval=ASK_SECONDS)
 
     def recall(self, authorization: bytes | None, now: float) -> Account | None:

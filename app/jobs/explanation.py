@@ -173,9 +173,11 @@ def clock(at: datetime, now: datetime) -> str:
 
 
 def lasting(seconds: float) -> str:
-    """A time in the units that a person would say."""
+    """A time in the units that a person would say, two of them at most."""
+    if seconds < 1:
+        return "< 1 ms" if 0 < seconds < 0.001 else f"{max(0.0, seconds) * 1000:.0f} ms"
     if seconds < 10:
-        return f"{max(0.0, seconds):.1f} s"
+        return f"{seconds:.1f} s"
     whole = round(seconds)
     for size, unit, smaller, name in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:

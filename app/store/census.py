@@ -1,13 +1,9 @@
 """How many jobs each queue has in which state, how old and how fast: one look at all queues, kept for a moment.
 
 Live jobs are counted from small partial indexes, ended ones are read from tallies, so finished millions cost
-nothing. With a million waiting jobs a look takes its time; then it is repeated only after ten times as long as it
-took, a minute at most, and everybody who asks meanwhile gets the last one.
+nothing. With a million waiting jobs a look takes its time, and is kept for a while.
 """
 
-import asyncio
-import math
-import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -18,16 +14,10 @@ from app.jobs.queue_settings import QueueSettings, Rate
 from app.jobs.states import RUNNING, State
 from app.store import limits
 from app.store.database import Database
+from app.store.kept import Kept
 from app.store.tables.live import IN_LANES
 from app.store.tallies import ENQUEUED, RATE_SECONDS
 
-# A look that takes no longer than this is taken anew each time.
-CHEAP_SECONDS = 0.1
-KEEP_SHARE = 10
-LONGEST_KEPT_SECONDS = 60.0
-# What is looked at though nobody asked: before it is too old for those who do, and no more than this share of the time.
-WARM_SECONDS = 45.0
-WARM_SHARE = 0.02
 NEVER = datetime.min.replace(tzinfo=UTC)
 
 LOOK = f"""
@@ -105,61 +95,14 @@ class QueueCount:
         return limits.refill_seconds(rate, self.tokens + waited * rate.per_second) > 0
 
 
-class Census:
+class Census(Kept[dict[str, QueueCount]]):
+    """By queue; one that has never had a job is missing."""
+
     def __init__(self, database: Database) -> None:
-        self._database = database
-        self._lock = asyncio.Lock()
-        self._counts: dict[str, QueueCount] = {}
-        # When the last look that succeeded began; and the last one at all, with how long it took.
-        self._looked_at = -math.inf
-        self._tried_at = -math.inf
-        self._took = 0.0
-        self._good_until = 0.0
-        self._renewal: asyncio.Task[dict[str, QueueCount]] | None = None
+        async def look() -> dict[str, QueueCount]:
+            return _read(await database.fetch(LOOK))
 
-    async def take(self) -> dict[str, QueueCount]:
-        """By queue; one that has never had a job is missing."""
-        async with self._lock:
-            if time.monotonic() >= self._good_until:
-                self._tried_at = time.monotonic()
-                try:
-                    self._counts = _read(await self._database.fetch(LOOK))
-                finally:
-                    self._took = time.monotonic() - self._tried_at
-                self._looked_at = self._tried_at
-                kept = min(KEEP_SHARE * self._took, LONGEST_KEPT_SECONDS) if self._took > CHEAP_SECONDS else 0
-                self._good_until = time.monotonic() + kept
-            return self._counts
-
-    async def latest(self) -> dict[str, QueueCount]:
-        """The same for those who would rather have it at once: while a look is taken that takes its time, what the last
-        one saw, up to a minute old. Only the first one of a process, or after a long while, is waited for."""
-        now = time.monotonic()
-        if now < self._good_until:
-            return self._counts
-        if self._renewal is None or self._renewal.done():
-            self._renewal = asyncio.create_task(self.take(), name="census")
-        renewal = self._renewal
-        if now - self._looked_at > LONGEST_KEPT_SECONDS:
-            return await asyncio.shield(renewal)
-        renewal.add_done_callback(_retrieve)
-        await asyncio.wait([renewal], timeout=CHEAP_SECONDS if self._took <= CHEAP_SECONDS else 0)
-        return self._counts
-
-    async def keep_warm(self) -> None:
-        """Look again before the last look is too old for `latest`, where that costs little."""
-        if time.monotonic() - self._tried_at > WARM_SECONDS >= self._took / WARM_SHARE:
-            await self.take()
-
-    def may_look(self, seconds: float) -> bool:
-        """Whether the fleet, of which somebody has looked so long ago, may look again without having been asked."""
-        return min(seconds, time.monotonic() - self._tried_at) >= self._took / WARM_SHARE
-
-
-def _retrieve(renewal: "asyncio.Task[Any]") -> None:
-    """Nobody waits for it any more: what went wrong with it, the next one will meet, too."""
-    if not renewal.cancelled():
-        renewal.exception()
+        super().__init__(look)
 
 
 def _read(rows: list[Any]) -> dict[str, QueueCount]:

@@ -40,7 +40,7 @@ from app.store.live import end, leave_queue
 from app.store.locks import lock
 from app.store.queues import QueueBook
 from app.store.tallies import tally
-from app.telemetry import REFUSED, SKIPPED
+from app.telemetry import ENDED, REFUSED, SKIPPED
 
 RETRY_AFTER_SECONDS = 1.0
 
@@ -135,7 +135,8 @@ class ManagedEnqueue:
         enqueued = Enqueued()
         for n in fresh:
             receipts[n] = self._decide(submissions[n], plan, related, enqueued)
-        await _write(connection, plan, related)
+        for skipped in await _write(connection, plan, related):
+            enqueued.count(ENDED, skipped["queue"], skipped["kind"], State.SKIPPED.value, by=skipped["jobs"])
         await idempotency.settle(connection, receipts)
         enqueued.work = {(job.queue, job.lane) for job, gate in plan.rows if gate is None}
         # To be looked at once more after the commit: a place may have become free meanwhile.
@@ -231,17 +232,19 @@ class ManagedEnqueue:
         plan.room[job.queue] -= 1
 
 
-async def _write(connection: Runner, plan: _Plan, related: dict[str, asyncpg.Record]) -> None:
+async def _write(connection: Runner, plan: _Plan, related: dict[str, asyncpg.Record]) -> list[asyncpg.Record]:
+    """What was skipped, by queue and kind."""
     if not plan.rows:
-        return
+        return []
     rows = Rows()
     for job, gate in plan.rows:
         rows.add(job, Submission([job], job.tenant), related, gate)
     await insert(connection, rows, numbered=True)
     if plan.waits:
         await dependencies.add(connection, plan.waits)
-    if plan.skips:
-        await connection.fetch(SKIP, [old for old, _ in plan.skips], [new for _, new in plan.skips])
+    if not plan.skips:
+        return []
+    return await connection.fetch(SKIP, [old for old, _ in plan.skips], [new for _, new in plan.skips])
 
 
 _FAILED = TERMINAL - {State.DONE}
@@ -320,7 +323,7 @@ WITH skipped AS (
     + end("skipped")
     + moved("skipped", verb="'skip'", data="json_build_object('replaced_by', by)::text")
     + tally("skipped")
-    + "SELECT id FROM skipped"
+    + "SELECT queue, kind, count(*) AS jobs FROM skipped GROUP BY 1, 2"
 )
 
 # Like parents (see enqueue), in the same order, the jobs that new ones wait for: none of them ends between this look

@@ -37,6 +37,17 @@ async def get_job(database: Database, job_id: str, tenant: str) -> Job | None:
     return as_row(Job, await database.of(tenant).fetchrow(GET, job_id, tenant))
 
 
+SUMMARIES = (
+    f"SELECT {columns(JobSummary)} FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2 ORDER BY id DESC"
+)
+
+
+async def get_summaries(database: Database, job_ids: Sequence[str], tenant: str) -> list[JobSummary]:
+    """Those of the jobs that there are, newest first."""
+    rows = await database.of(tenant).fetch(SUMMARIES, list(job_ids), tenant)
+    return [JobSummary(*row) for row in rows]
+
+
 # Counted no further than an answer needs: "10,000 or more" is all that anybody wants to know.
 POSITION_LIMIT = 10_000
 # Those of a better rank, and those of the same that came before, each along its own part of the index: in one condition
@@ -99,6 +110,12 @@ class Filter:
     since: datetime | None = None
     until: datetime | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+    # The code of the last error.
+    error: str | None = None
+    # Who runs it, or ran it last.
+    worker: str | None = None
+    # How the id begins.
+    id_prefix: str | None = None
     before: str | None = None
 
 
@@ -125,6 +142,10 @@ def conditions(wanted: Filter, arguments: list[object]) -> list[str]:
         ("id >= ${}", wanted.since and id_floor(wanted.since)),
         ("id < ${}", wanted.until and id_floor(wanted.until)),
         ("metadata @> ${}::jsonb", orjson.dumps(wanted.metadata).decode() if wanted.metadata else None),
+        ("error::json ->> 'code' = ${}", wanted.error),
+        ("worker = ${}", wanted.worker),
+        ("id >= ${}", wanted.id_prefix),
+        ("id < ${}", wanted.id_prefix and wanted.id_prefix + LAST),
         ("id < ${}", wanted.before),
     ]
     found = []
@@ -240,12 +261,15 @@ def list_statements(
     wanted: Filter, tenant: str, limit: int, looked: int = MAX_LOOKED
 ) -> list[tuple[str, list[object]]]:
     """The statement of each way, newest first, and its parameters."""
+    prefix = wanted.id_prefix or FIRST
     highest = min(
-        each for each in (wanted.before, wanted.until and id_floor(wanted.until), LAST) if each is not None
+        each
+        for each in (wanted.before, wanted.until and id_floor(wanted.until), prefix + LAST)
+        if each is not None
     )
-    lowest = FIRST if wanted.since is None else id_floor(wanted.since)
+    lowest = max(prefix, FIRST if wanted.since is None else id_floor(wanted.since))
     arguments: list[object] = [tenant, lowest, highest]
-    rest = conditions(replace(wanted, since=None, until=None, before=None), arguments)
+    rest = conditions(replace(wanted, since=None, until=None, before=None, id_prefix=None), arguments)
     matching = " AND ".join(["tenant = $1", *rest])
     return [
         (look_statement(looks, "DESC", matching, limit=limit, looked=looked, columns=_LISTED), arguments)

@@ -21,7 +21,6 @@ from app.targets.config import WakeAction
 from app.targets.inventory import Inventory
 from app.targets.target import Serving, Target
 from app.targets.wake import WakeError, wake
-from app.telemetry import TARGET_AWAKE
 
 log = structlog.get_logger()
 
@@ -63,7 +62,6 @@ class Prober(Loop):
         self._answers: dict[str, Frame | None] = {}
         self._has_news = False
         super().__init__(f"target-{target.name}", self._probe, interval=interval)
-        self._gauge = TARGET_AWAKE.labels(target.name)
         target.on_trouble = lambda _: self.trouble()
         target.on_residents = self.wake
 
@@ -147,10 +145,9 @@ class Prober(Loop):
         known = target.inventory.names if target.inventory else None
         target.inventory = inventory
         target.awake = True
-        target.asleep_since = None
+        slept_since, target.asleep_since = target.asleep_since, None
         target.answered_at = datetime.now(UTC)
         target.warning = None
-        self._gauge.set(1)
         recorded_at = await store.record_answer(
             self._database, target.name, inventory.as_json(), forget=target.settle_residents(began)
         )
@@ -158,8 +155,10 @@ class Prober(Loop):
             # Once more: what another replica had found out before may have come in between.
             target.inventory, target.recorded_at = inventory, recorded_at
         if not was or known != inventory.names:
-            if not was:
-                log.info("target.answers", target=target.name, models=len(inventory.names))
+            if was is None or slept_since is not None:
+                seconds = slept_since and round((target.answered_at - slept_since).total_seconds(), 1)
+                models = len(inventory.names)
+                log.info("target.answers", target=target.name, models=models, asleep_seconds=seconds)
             self._changed()
             self._has_news = True
         if self._has_news:
@@ -172,7 +171,6 @@ class Prober(Loop):
         fell_asleep = target.asleep_since is None
         target.awake = False
         target.warning = problem[:500]
-        self._gauge.set(0)
         if fell_asleep:
             target.asleep_since = datetime.now(UTC)
             log.warning("target.asleep", target=target.name, problem=target.warning)

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from foreman_client.client import AsyncForeman
 from foreman_client.handle import AsyncJobHandle
-from foreman_client.transport import BlockingTransport, iterate, run
+from foreman_client.transport import Transport, iterate, run
 
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -110,13 +110,18 @@ class Foreman:
         api_key: str | None = None,
         timeout: float = 30.0,
         retry_seconds: float = 15.0,
+        transport_class: type[Transport] | None = None,
     ) -> None:
+        if transport_class is None:
+            from foreman_client.httpx_transport import BlockingTransport  # noqa: PLC0415  # slow to load
+
+            transport_class = BlockingTransport
         self.core = AsyncForeman(
             url,
             api_key=api_key,
             timeout=timeout,
             retry_seconds=retry_seconds,
-            transport_class=BlockingTransport,
+            transport_class=transport_class,
         )
 
     def __enter__(self) -> Self:

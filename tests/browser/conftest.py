@@ -6,14 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from app.embedded import EmbeddedPostgres
 from tests.conftest import Server
 from tests.dashboard.conftest import QUICK
+from tests.fakes.process import FakeOllama
 from tests.serving import serving
 from tests.sharing import FolderShare
 
+# A deadline only ends what hangs.
+MILLISECONDS = 60_000
+expect.set_options(timeout=MILLISECONDS)
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
     "--no-sandbox",
@@ -47,10 +51,20 @@ def chromium(share: FolderShare) -> Browser:
 
 
 @pytest.fixture
+def ollama(share: FolderShare) -> FakeOllama:
+    """Slow enough to be watched."""
+    return share.get("ollama", lambda: FakeOllama(token_seconds=0.3))
+
+
+@pytest.fixture
 def opened(
-    share: FolderShare, postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+    share: FolderShare,
+    postgres: EmbeddedPostgres,
+    tmp_path_factory: pytest.TempPathFactory,
+    ollama: FakeOllama,
 ) -> Server:
-    return share.get("opened", lambda: serving(postgres, tmp_path_factory.mktemp("opened"), **QUICK))
+    asked = QUICK | {"FOREMAN_OLLAMA_URL": ollama.url}
+    return share.get("opened", lambda: serving(postgres, tmp_path_factory.mktemp("opened"), **asked))
 
 
 @pytest.fixture
@@ -66,7 +80,7 @@ class Watched:
 
     def __init__(self, browser: Browser, server: Server, **options: object) -> None:
         self.context = browser.new_context(base_url=server.url, **options)  # type: ignore[arg-type]
-        self.context.set_default_timeout(60_000)
+        self.context.set_default_timeout(MILLISECONDS)
         self.page: Page = self.context.new_page()
         self.problems: list[str] = []
         self.elsewhere: list[str] = []

@@ -86,7 +86,7 @@ def test_each_refusal_has_its_exit_code(foreman: Foreman, answer: Answer, code: 
         ("queues", "show", "x"),
         ("queues", "pause", "x"),
         ("dead", "list"),
-        ("dead", "replay", "01J"),
+        ("dead", "replay", "01J00000000000000000000000"),
         ("keys", "create", "ci"),
         ("schedules", "list"),
     ],

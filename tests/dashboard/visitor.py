@@ -18,7 +18,7 @@ class Visitor:
         self.http = httpx.Client(base_url=url, timeout=60)
         self.token = ""
 
-    def get(self, path: str, status: int = 200, **headers: str) -> str:
+    def get(self, path: str, status: int = 200, /, **headers: str) -> str:
         answer = self.http.get(path, headers=headers)
         assert answer.status_code == status, (answer.status_code, answer.text[:2000])
         found = TOKEN.search(answer.text)

@@ -345,7 +345,7 @@ async def test_posted_events_hide_nothing(database: Database, fleet: MakeFleet) 
 
 def test_words_are_those_a_person_would_say() -> None:
     assert [lasting(each) for each in (-1, 0.04, 9.94, 59, 60, 200, 3600, 7500, 86_400, 180_000)] == [
-        "0.0 s", "0.0 s", "9.9 s", "59 s", "1 min", "3 min 20 s", "1 h", "2 h 5 min", "1 d", "2 d 2 h",
+        "0 ms", "40 ms", "9.9 s", "59 s", "1 min", "3 min 20 s", "1 h", "2 h 5 min", "1 d", "2 d 2 h",
     ]  # fmt: skip
     assert clock(NOW, NOW) == "14:02 UTC"
     assert clock(NOW - timedelta(days=1), NOW) == "2026-03-01 14:02 UTC"

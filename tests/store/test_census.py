@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from app.errors import DatabaseUnavailable
-from app.store.census import CHEAP_SECONDS, LONGEST_KEPT_SECONDS, WARM_SECONDS, WARM_SHARE, Census
+from app.store.census import Census
 from app.store.database import Database
+from app.store.kept import CHEAP_SECONDS, LONGEST_KEPT_SECONDS, WARM_SECONDS, WARM_SHARE
 from tests.patience import until
 from tests.store.making import job, put
 

@@ -39,6 +39,7 @@ WALKS = {
     "read.SHARING",
     "holdings.TAKE",
     "limits.RUNNING",
+    "outbox.BACKLOG",
     "outbox.RECEIVERS",
     "sweep.END_LOOK",
     "sweep.HOLD_LATE_CROWD_QUEUED",

@@ -17,11 +17,13 @@ const nudges = {
     this.source.addEventListener("nudge", () => this.nudge());
     this.source.onopen = () => { this.retry = 0; back(); };
     this.source.onerror = () => {
+      // Is it the stream alone? The page finds out, and says so.
+      setTimeout(() => this.nudge(), 500);
       // A stream that the server ends is reopened by the browser; one that it refuses is not.
       if (this.source && this.source.readyState === EventSource.CLOSED) {
         this.close();
         this.retry = Math.min(this.retry + 1, 5);
-        setTimeout(() => { this.open(); this.nudge(); }, 1000 * this.retry);
+        setTimeout(() => this.open(), 1000 * this.retry);
       }
     };
   },
@@ -291,7 +293,61 @@ function openTarget() {
 addEventListener("hashchange", openTarget);
 openTarget();
 
+// -- choosing jobs: how many are chosen, and which, through a refresh --------------------------------------
+
+const chosen = {
+  ids: new Set(),
+
+  boxes: () => $$('input[name="job"][type="checkbox"]'),
+
+  look() {
+    this.ids = new Set(this.boxes().filter((box) => box.checked).map((box) => box.value));
+    this.tell();
+  },
+
+  // The refreshed rows come unchosen from the server.
+  restore() {
+    for (const box of this.boxes()) box.checked = this.ids.has(box.value);
+    this.tell();
+  },
+
+  tell() {
+    const count = $("[data-chosen]"), all = $("[data-choose-all]");
+    if (count) count.textContent = this.ids.size;
+    if (!all) return;
+    all.hidden = false;
+    all.checked = this.ids.size > 0 && this.ids.size === this.boxes().length;
+    all.indeterminate = this.ids.size > 0 && !all.checked;
+  },
+};
+
+document.addEventListener("change", (event) => {
+  if (event.target.matches("[data-choose-all]")) for (const box of chosen.boxes()) box.checked = event.target.checked;
+  if (event.target.matches('[data-choose-all], input[name="job"]')) chosen.look();
+});
+document.addEventListener("foreman:refreshed", () => chosen.restore());
+addEventListener("pageshow", () => chosen.look());
+
+// -- a job: what it says is followed to its end, unless the reader has scrolled up; one that ended is left alone --
+
+let following = true;
+const isAtEnd = (box) => box.scrollHeight - box.scrollTop - box.clientHeight < 40;
+const toEnd = () => { const box = $("[data-follow]"); if (box && following) box.scrollTop = box.scrollHeight; };
+document.addEventListener("htmx:beforeSwap", () => {
+  const box = $("[data-follow]");
+  following = !box || isAtEnd(box);
+});
+document.addEventListener("foreman:refreshed", () => {
+  toEnd();
+  const live = $("#live[data-nudges]");
+  if (live && !live.dataset.nudges) {
+    document.body.dataset.nudges = "";
+    nudges.close();
+  }
+});
+
 // -- begin -------------------------------------------------------------------------------------------------
 
 nudges.open();
 setInterval(tickTimes, 1000);
+toEnd();
