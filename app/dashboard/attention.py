@@ -60,6 +60,7 @@ async def _look(services: Services, tenant: str) -> list[Matter]:
         *await _dead_letters(services, counts, tenant),
         *await _sleepers(services),
         *await _unclaimed(services, counts, tenant),
+        *_unheard(services),
         *_gated(services, counts),
     ]
     return sorted(found, key=lambda matter: not matter.is_urgent)
@@ -124,6 +125,22 @@ async def _unclaimed(services: Services, counts: dict[str, QueueCount], tenant: 
             f"Nobody claims jobs of kind {_some(kinds)}.",
             f"/ui/jobs?state=queued&kind={kinds[0]}",
             "See who waits",
+            is_urgent=True,
+        )
+    ]
+
+
+def _unheard(services: Services) -> list[Matter]:
+    """Receivers that kept failing, as far as this process has tried them."""
+    hosts = sorted(services.deliverer.open_circuits())
+    if not hosts:
+        return []
+    keeps = "keeps" if len(hosts) == 1 else "keep"
+    return [
+        Matter(
+            f"Webhooks wait: {_some(hosts)} {keeps} failing.",
+            "/ui/webhooks",
+            "See what it answers" if len(hosts) == 1 else "See what they answer",
             is_urgent=True,
         )
     ]

@@ -18,6 +18,7 @@ from app.dashboard import (
     submit,
     targets,
     usage,
+    webhooks,
     workers,
 )
 
@@ -36,6 +37,7 @@ routes: list[Route] = [
     *targets.routes,
     *workers.routes,
     *schedules.routes,
+    *webhooks.routes,
     *keys.routes,
     *usage.routes,
     *reference.routes,

@@ -14,6 +14,7 @@ from app.dashboard.page import Visit
 from app.engine.claimers import ANY_QUEUE
 from app.identity.scopes import Scope
 from app.store import read
+from app.store.workers import MOST_LISTED
 
 routes = Routes("dashboard")
 
@@ -46,6 +47,7 @@ async def workers_page(
         "workers.html",
         workers=shown,
         total=len(found),
+        most=MOST_LISTED,
         about=sum(each.alive or each.running > 0 for each in found),
         running=sum(each.running for each in found),
         jobs=jobs,

@@ -15,6 +15,7 @@ from app.store.rows import as_rows, columns
 
 # Of the jobs that a worker has, so many are named.
 MOST_JOBS = 5
+MOST_LISTED = 1000
 
 
 @dataclass(slots=True)
@@ -80,7 +81,8 @@ WITH busy AS MATERIALIZED (
     ) AS j GROUP BY j.worker
 )
 SELECT {columns(Worker, "w", running="coalesce(busy.jobs, 0)", job_ids="coalesce(busy.ids, ARRAY[]::text[])")}
-FROM workers w LEFT JOIN busy ON busy.worker = w.name WHERE w.tenant = $1 ORDER BY w.last_seen_at DESC LIMIT 1000
+FROM workers w LEFT JOIN busy ON busy.worker = w.name WHERE w.tenant = $1 ORDER BY w.last_seen_at DESC
+LIMIT {MOST_LISTED}
 """
 
 
