@@ -8,7 +8,6 @@ at all while no other process listens (neighbours.py).
 
 import asyncio
 import contextlib
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +18,7 @@ import structlog
 
 from app.events.log import LogReader
 from app.events.neighbours import GREET_SECONDS, Neighbours
+from app.jobs.outcomes import code_of
 from app.loops.alarm import Alarm
 from app.loops.loop import Loop
 from app.store import notices, read
@@ -37,9 +37,6 @@ LOOK_AGAIN_SECONDS = 0.05
 
 Listener = Callable[[Changes[Any]], None]
 OnChange = Callable[[], None]
-
-# A worker over HTTP may put anything there; only what looks like a code is one.
-CODE = re.compile(r"[\w.:-]{1,100}")
 
 log = structlog.get_logger()
 
@@ -76,8 +73,16 @@ class Watch(Alarm):
 class Hub:
     """Hints between the parts of one process, and between processes; `log` is what the woken ones read."""
 
-    def __init__(self, database: Database, listen_url: str | None, poll_seconds: float) -> None:
+    def __init__(
+        self,
+        database: Database,
+        listen_url: str | None,
+        poll_seconds: float,
+        on_announced: Listener | None = None,
+    ) -> None:
         self.log = LogReader(database)
+        # Hears what happened in this process, and nothing of the others: who writes the traces.
+        self._on_announced = on_announced
         self._database = database
         self._listen_url = listen_url
         self._origin = secrets.token_hex(6)
@@ -128,6 +133,8 @@ class Hub:
             self._count(counted, number)
         for failure in changes.failed:
             _log_failure(failure)
+        if self._on_announced is not None:
+            self._on_announced(changes)
 
     def _tell_others(self, changes: Changes[Any]) -> None:
         untold = self._untold
@@ -292,12 +299,11 @@ class Hub:
 
 def _log_failure(failure: Failure) -> None:
     """A job failed for good. Of its error only the code: the message is the target's or the worker's text."""
-    code = str(orjson.loads(failure.error).get("code", "")) if failure.error else ""
     log.warning(
         "job.failed",
         job_id=failure.job_id,
         kind=failure.kind,
         queue=failure.queue,
         attempt=failure.attempt,
-        code=code if CODE.fullmatch(code) else None,
+        code=code_of(orjson.loads(failure.error)) if failure.error else None,
     )

@@ -13,11 +13,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from prometheus_client import Counter as Metric
 
 from app.jobs.states import RUNNING, TERMINAL
+from app.store.job import BriefJob, ClaimedJob, LeasedJob
 
 # (queue, lane): where jobs are claimed.
 Place = tuple[str, str]
 # (queue, concurrency key)
 Key = tuple[str, str]
+# (job, seq): one event of its log.
+Seq = tuple[str, int]
 # A metric and its labels.
 Counted = tuple[Metric, tuple[str, ...]]
 
@@ -65,6 +68,9 @@ class Changes(Generic[Answer]):
     accepted: Counter[str] = field(default_factory=Counter)
     failed: list[Failure] = field(default_factory=list)
     counts: Counter[Counted] = field(default_factory=Counter)
+    # What a trace is made of (see app/tracing): jobs that were claimed, and by which events waits and runs ended.
+    claimed: tuple[ClaimedJob | LeasedJob | BriefJob, ...] = field(default=(), compare=False)
+    left: list[Seq] = field(default_factory=list, compare=False)
 
     def moved(self, job: Mapping[str, Any], *, ran: bool) -> None:
         """A row of `MOVED` (see effects.py) entered its state; `ran`: whether it was running before."""
@@ -72,6 +78,7 @@ class Changes(Generic[Answer]):
         self.jobs.add(job_id)
         if state in RUNNING:
             return
+        self.left.append((job_id, job["seq"]))
         if ran:
             self.stopped.add(queue)
         # Nearly always there is neither; this is on the way of every job.

@@ -398,6 +398,7 @@ def _changes(claimed: list[Claimed]) -> Changes[Claimed]:
         jobs={job.id for job in claimed},
         webhooks=[(job.id, job.webhook_url) for job in claimed if job.webhook_url],
         counts=Counter({(CLAIMED, ()): len(claimed)}),
+        claimed=tuple(claimed),
     )
 
 

@@ -67,7 +67,7 @@ WITH held AS MATERIALIZED (
     )
     + tally("cancelled")
     + """
-SELECT j.id, coalesce(c.state, j.state) AS state, j.queue, j.lane, c.id IS NOT NULL AS changed,
+SELECT j.id, coalesce(c.seq, j.seq) AS seq, coalesce(c.state, j.state) AS state, j.queue, j.lane, c.id IS NOT NULL AS changed,
        j.concurrency_key AS key, j.has_dependents, false AS ready,
        (c.id IS NOT NULL AND c.state <> 'cancelled')
            OR (j.cancel_requested_at IS NOT NULL AND j.state IN ('loading', 'working')) AS cancel_requested

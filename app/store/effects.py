@@ -14,7 +14,7 @@ from app.store.rows import looked_up
 RANK_IS_KEPT = "priority = j.priority"
 
 # What `Changes.moved` needs to know of each job that a statement moved.
-MOVED = "id, state, queue, lane, concurrency_key AS key, has_dependents, ready_at IS NOT NULL AS ready"
+MOVED = "id, seq, state, queue, lane, concurrency_key AS key, has_dependents, ready_at IS NOT NULL AS ready"
 
 
 def announced(rows: str = "moved", events: str = "1") -> str:

@@ -18,7 +18,7 @@ from app.jobs.states import TERMINAL, State
 from app.jobs.submission import NewJob
 from app.jobs.tenants import unscoped
 from app.store import dependencies, keys
-from app.store.changes import Key
+from app.store.changes import Key, Seq
 from app.store.database import Database, Runner, in_transaction
 from app.store.depth import Demand, Depths, RevokedError
 from app.store.effects import moved
@@ -135,7 +135,7 @@ class ManagedEnqueue:
         enqueued = Enqueued()
         for n in fresh:
             receipts[n] = self._decide(submissions[n], plan, related, enqueued)
-        await _write(connection, plan, related)
+        enqueued.left += await _write(connection, plan, related)
         await idempotency.settle(connection, receipts)
         enqueued.work = {(job.queue, job.lane) for job, gate in plan.rows if gate is None}
         # To be looked at once more after the commit: a place may have become free meanwhile.
@@ -231,17 +231,20 @@ class ManagedEnqueue:
         plan.room[job.queue] -= 1
 
 
-async def _write(connection: Runner, plan: _Plan, related: dict[str, asyncpg.Record]) -> None:
+async def _write(connection: Runner, plan: _Plan, related: dict[str, asyncpg.Record]) -> list[Seq]:
+    """The events of those that made way."""
     if not plan.rows:
-        return
+        return []
     rows = Rows()
     for job, gate in plan.rows:
         rows.add(job, Submission([job], job.tenant), related, gate)
     await insert(connection, rows, numbered=True)
     if plan.waits:
         await dependencies.add(connection, plan.waits)
-    if plan.skips:
-        await connection.fetch(SKIP, [old for old, _ in plan.skips], [new for _, new in plan.skips])
+    if not plan.skips:
+        return []
+    skipped = await connection.fetch(SKIP, [old for old, _ in plan.skips], [new for _, new in plan.skips])
+    return [(row["id"], row["seq"]) for row in skipped]
 
 
 _FAILED = TERMINAL - {State.DONE}
@@ -320,7 +323,7 @@ WITH skipped AS (
     + end("skipped")
     + moved("skipped", verb="'skip'", data="json_build_object('replaced_by', by)::text")
     + tally("skipped")
-    + "SELECT id FROM skipped"
+    + "SELECT id, seq FROM skipped"
 )
 
 # Like parents (see enqueue), in the same order, the jobs that new ones wait for: none of them ends between this look

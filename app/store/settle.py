@@ -204,7 +204,7 @@ WITH input AS (
         + f"""
 SELECT {MOVED}, kind, attempt FROM settled
 UNION ALL
-SELECT id, was, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM held h WHERE {verb} = 'start' AND was = 'working'
+SELECT id, NULL, was, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM held h WHERE {verb} = 'start' AND was = 'working'
 """
     )
 

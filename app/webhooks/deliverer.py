@@ -11,7 +11,7 @@ import random
 import re
 import time
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -29,6 +29,9 @@ from app.store.outbox import DueDelivery, Try, Wanted
 from app.telemetry import WEBHOOK_CIRCUITS, WEBHOOK_SECONDS, WEBHOOK_TRIES, WEBHOOKS_IN_FLIGHT
 from app.webhooks.circuit import OVERDUE_AT_ONCE, OVERDUE_SECONDS, Receiver
 from app.webhooks.send import MAX_RESULT_BYTES, Sender, Verdict
+
+if TYPE_CHECKING:
+    from app.tracing.tracer import Tracer
 
 log = structlog.get_logger()
 
@@ -53,7 +56,15 @@ _OUTCOMES = {name: WEBHOOK_TRIES.labels(name) for name in ("delivered", "retried
 
 
 class Deliverer:
-    def __init__(self, database: Database, hub: Hub, sender: Sender, settings: Settings) -> None:
+    def __init__(
+        self,
+        database: Database,
+        hub: Hub,
+        sender: Sender,
+        settings: Settings,
+        tracer: "Tracer | None" = None,
+    ) -> None:
+        self._tracer = tracer
         self._database = database
         self._sender = sender
         self._host_concurrency = settings.webhook_host_concurrency
@@ -256,7 +267,7 @@ class Deliverer:
 
     async def _try(self, receiver: Receiver, delivery: DueDelivery) -> Try:
         key = (delivery.job_id, delivery.seq)
-        began = time.monotonic()
+        began, since = time.monotonic(), time.time_ns()
         self._held[key] = (delivery.tries, began)
         WEBHOOKS_IN_FLIGHT.inc()
         try:
@@ -273,6 +284,8 @@ class Deliverer:
             receiver.answered()
         elif verdict.receiver_is_well is False:
             receiver.failed(now, random.random(), verdict.error or "")
+        if self._tracer is not None:
+            self._tracer.delivered(delivery, verdict.outcome, verdict.status, since)
         if verdict.outcome == "delivered":
             WEBHOOK_SECONDS.observe(delivery.age + now - began)
         return as_try(delivery, verdict, random.random())
