@@ -9,8 +9,6 @@ for that; its library reads them.
 """
 
 import logging
-import os
-import socket
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -87,6 +85,11 @@ class SpanExporter:
         self._queue.append(span)
         if len(self._queue) >= MAX_BATCH:
             self._wake.set()
+
+    @property
+    def has_room(self) -> bool:
+        """For a good many spans."""
+        return len(self._queue) < MAX_QUEUED // 2
 
     def begins(self, trace_id: int) -> bool:
         """Whether a trace that begins here is wanted."""
@@ -181,11 +184,7 @@ class SpanExporter:
 def _resource(role: str) -> Resource:
     """Who we are: as the variables say, and what they leave open."""
     said = Resource.create()
-    ours: dict[str, str] = {
-        "service.version": __version__,
-        "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
-        "foreman.role": role,
-    }
+    ours = {"service.version": __version__, "foreman.role": role}
     name = str(said.attributes.get(SERVICE_NAME, ""))
     named = {} if name and not name.startswith("unknown_service") else {SERVICE_NAME: DEFAULT_SERVICE}
     return Resource({**ours, **said.attributes, **named}, said.schema_url)

@@ -33,6 +33,7 @@ log = structlog.get_logger()
 # How long ends are gathered before they are looked up together.
 GATHER_SECONDS = 0.1
 MAX_LOOK_UP = 500
+WAIT_FOR_ROOM_SECONDS = 0.5
 # Ends that were not looked up yet: while the database is away, or slower than the jobs.
 MAX_UNREAD = 20_000
 # How long the collector has for the last spans when the server stops.
@@ -112,9 +113,10 @@ class Tracer(Loop):
         if not self._unread:
             return None
         await asyncio.sleep(GATHER_SECONDS)
-        while self._unread:
+        while self._unread and self._exporter.has_room:
             await self._read()
-        return None
+        # What there is no room for waits where it costs least: as the names of events.
+        return WAIT_FOR_ROOM_SECONDS if self._unread else None
 
     async def _read(self) -> None:
         ended = [self._unread.popleft() for _ in range(min(MAX_LOOK_UP, len(self._unread)))]
