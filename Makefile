@@ -28,6 +28,8 @@ help: ## List the targets
 		| while IFS='|' read -r target text; do printf '  %-12s %s\n' "$$target" "$$text"; done
 
 setup: .venv/.ready-dev ## Make .venv with everything needed to work on the project
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit 0; done; \
+		echo "No Chromium: tests of the dashboard in a browser will be skipped (Debian, Ubuntu: apt install chromium)."
 	@echo "Ready: .venv has the server, its tests and its tools. Next: make run, make test."
 
 run: .venv/.ready ## Serve on this machine, with a PostgreSQL of its own in ./.foreman

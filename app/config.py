@@ -65,6 +65,9 @@ class Settings(BaseModel):
         "off",
         "on: what is read for a caller is read as a role that PostgreSQL shows that tenant's rows only",
     )
+    session_hours: float = _setting(
+        12, "how long a person who signed in to the dashboard stays so", ge=0.01, le=8760
+    )
     key_requests_per_second: int = _setting(
         20_000, "requests per second of a key without a limit of its own; 0: any number", ge=0, le=1_000_000
     )

@@ -10,12 +10,14 @@ from app.config import Settings
 from app.engine.claimers import Claimers
 from app.engine.disk_watch import DiskWatch
 from app.engine.event_writer import EventWriter
+from app.engine.explain import Explainer
 from app.engine.intake import SubmissionChecks
 from app.engine.janitor import Janitor
 from app.engine.leases import Leases
 from app.engine.pools import Pool, is_llm_lane
 from app.engine.queues import Queues
 from app.engine.remote_claims import RemoteClaims
+from app.engine.sampler import Sampler
 from app.engine.settler import Settler
 from app.engine.sweeper import Sweeper
 from app.engine.target_dispatcher import TargetDispatcher
@@ -35,11 +37,13 @@ from app.jobs.lanes import LLM_KINDS, kind_of
 from app.jobs.tenants import DEFAULT_TENANT
 from app.loops.housekeeping import Housekeeping
 from app.loops.parts import Parts, Resource
+from app.store.daily_counts import DailyTally
 from app.store.database import Database
 from app.store.migrate import newest_revision
 from app.store.workers import WorkerReport
 from app.targets.config import from_environment
 from app.targets.registry import Registry
+from app.telemetry import BUILD
 from app.tracing import make_tracer
 from app.webhooks.deliverer import Deliverer
 from app.webhooks.outgoing import Outgoing
@@ -59,12 +63,14 @@ class Foreman:
         if settings.database_url is None:
             raise ValueError("a database URL is needed; `foreman serve` starts an embedded one")
         self.settings = settings
+        BUILD.labels(__version__, settings.role).set(1)
         self.database = Database(
             settings.database_url,
             pooled=settings.listen_database_url is not None or settings.listen == "off",
             size=settings.database_connections,
             fences=settings.row_security == "on",
         )
+        self.database.measured()
         listen_url = settings.listen_database_url or settings.database_url
         self.tracer = make_tracer(settings, self.database)
         self.hub = Hub(
@@ -86,7 +92,8 @@ class Foreman:
         self.artifacts = ArtifactStore(self.database, settings.artifacts_url)
         self.janitor = Janitor(self.database, self.artifacts, chatter_days=settings.chatter_days)
         sender = Sender(self.webhook_client, self.outgoing.box, self.outgoing.server_secrets, self.database)
-        self.webhooks = Deliverer(self.database, self.hub, sender, settings, self.tracer)
+        tally = DailyTally()
+        self.webhooks = Deliverer(self.database, self.hub, sender, settings, tally, self.tracer)
         self.targets = Registry(
             self.database,
             self.http_client,
@@ -117,6 +124,7 @@ class Foreman:
             Authenticator(self.database, usual_limits(settings)) if settings.auth == "on" else None
         )
         remote_claims = RemoteClaims(self.hub, self.queues.claims, self.settler, settings)
+        claimers = Claimers(self.database)
         self.services = Services(
             settings,
             self.database,
@@ -134,13 +142,22 @@ class Foreman:
             self.artifacts,
             self.queues,
             self.targets,
-            Claimers(self.database),
+            claimers,
+            Explainer(self.database, self.targets, claimers, settings),
             JobLimits(self.database),
+            [
+                self.queues.measure,
+                self.targets.measure,
+                self.webhooks.measure,
+                *([self.dispatcher.measure] if self.dispatcher else []),
+            ],
             self.authenticator,
         )
         self._serving = Parts(
             [
                 Resource(self.database.close, open=self.database.open),
+                # Stopped when all the others have: then nothing more will happen that it has to tell.
+                Sampler(self.database, self.queues.census, tally),
                 # After all who end something.
                 *([self.tracer] if self.tracer else []),
                 self.hub,

@@ -15,6 +15,7 @@ from app.api import (
     dead_letters,
     document,
     events,
+    family,
     feed,
     health,
     jobs,
@@ -33,6 +34,8 @@ from app.api.mount import mounted
 from app.api.problems import handle_foreman_error, handle_http_exception, handle_invalid_parameters
 from app.api.worker_schemas import ReportedUsage
 from app.config import Settings, listed
+from app.dashboard import pages
+from app.dashboard.refusals import DashboardPages
 from app.dialects import DIALECTS
 from app.errors import ForemanError
 from app.foreman import Foreman
@@ -42,6 +45,7 @@ DESCRIPTION = "A durable job server that speaks HTTP: hand it work, hang up, be 
 # In the order in which the framework looks for them.
 ROUTES = [
     *jobs.routes,
+    *family.routes,
     *workers.routes,
     *events.routes,
     *stream.routes,
@@ -58,6 +62,9 @@ ROUTES = [
     *(route for name in DIALECTS for route in import_module(f"app.api.{name}").routes),
     *health.routes,
 ]
+
+# What people see; not part of the interface that programs rely on.
+PAGES = pages.routes
 
 # Shapes that the document needs although no route names them.
 UNNAMED = (JobError, ReportedUsage, WebhookMessage)
@@ -85,7 +92,7 @@ def create_app(settings: Settings) -> Edge:
     app.state.foreman = foreman
     app.state.services = foreman.services
     is_worker = settings.role == "worker"
-    routes = list(health.routes) if is_worker else ROUTES
+    routes = list(health.routes) if is_worker else [*ROUTES, *PAGES]
     # Not include_router: that would match every request twice and bring back the machinery that
     # the direct routes do without.
     app.router.routes.extend(mounted(routes))
@@ -107,4 +114,5 @@ def create_app(settings: Settings) -> Edge:
         max_artifact_bytes=settings.max_artifact_bytes,
         max_bytes_in_flight=settings.max_bytes_in_flight,
         routes=routes,
+        pages=None if is_worker else DashboardPages(),
     )

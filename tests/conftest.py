@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,8 @@ def no_process_is_left_behind() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedPostgres]:
     with EmbeddedPostgres(tmp_path_factory.mktemp("postgres"), durable=False) as server:
-        asyncio.run(_create_database(server.dsn, TEMPLATE))
-        asyncio.run(migrate(server.dsn_for(TEMPLATE)))
+        run(_create_database(server.dsn, TEMPLATE))
+        run(migrate(server.dsn_for(TEMPLATE)))
         yield server
 
 
@@ -80,6 +81,12 @@ def share(postgres: EmbeddedPostgres) -> Iterator[FolderShare]:
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     if nextitem is not None and nextitem.path.parent != item.path.parent:
         folder_share.close()
+
+
+def run(work: Coroutine[Any, Any, Any]) -> None:
+    """In a thread of its own: while a browser is driven (tests/browser), this one has a loop that runs already."""
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(asyncio.run, work).result()
 
 
 async def _create_database(admin: str, name: str, template: str | None = None) -> None:
@@ -104,9 +111,9 @@ async def _drop_database(admin: str, name: str) -> None:
 def database_url(postgres: EmbeddedPostgres) -> Iterator[str]:
     """A migrated database of this test's own."""
     name = f"test_{uuid.uuid4().hex[:12]}"
-    asyncio.run(_create_database(postgres.dsn, name, TEMPLATE))
+    run(_create_database(postgres.dsn, name, TEMPLATE))
     yield postgres.dsn_for(name)
-    asyncio.run(_drop_database(postgres.dsn, name))
+    run(_drop_database(postgres.dsn, name))
 
 
 @pytest.fixture

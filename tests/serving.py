@@ -1,19 +1,18 @@
 """Servers for tests that only look at their own jobs: one for all tests of a file."""
 
-import asyncio
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from app.embedded import EmbeddedPostgres
-from tests.conftest import TEMPLATE, Server, _create_database, _drop_database, free_port
+from tests.conftest import TEMPLATE, Server, _create_database, _drop_database, free_port, run
 
 
 @contextmanager
 def serving(postgres: EmbeddedPostgres, folder: Path, **environment: str) -> Iterator[Server]:
     name = f"shared_{uuid.uuid4().hex[:12]}"
-    asyncio.run(_create_database(postgres.dsn, name, TEMPLATE))
+    run(_create_database(postgres.dsn, name, TEMPLATE))
     try:
         server = Server(postgres.dsn_for(name), free_port(), environment, log_path=folder / "server.log")
         try:
@@ -21,4 +20,4 @@ def serving(postgres: EmbeddedPostgres, folder: Path, **environment: str) -> Ite
         finally:
             server.stop()
     finally:
-        asyncio.run(_drop_database(postgres.dsn, name))
+        run(_drop_database(postgres.dsn, name))

@@ -1,19 +1,35 @@
-"""What is counted at once is counted as if one by one; and no secret gets into a log line."""
+"""What is counted at once is counted as if one by one, under names that are not too many; what a log line looks like, how
+many there are of them, and that no secret gets in."""
 
 import io
+import json
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pytest
 import structlog
-from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
 from app.store.database import Database
 from app.store.outage import words_of
-from app.telemetry import configure_logging, observe_all, without_secrets
+from app.telemetry import (
+    MAX_NAMES,
+    OTHER,
+    Names,
+    SparingLog,
+    child,
+    configure_logging,
+    counted,
+    counted_by_bucket,
+    observe_all,
+    without_secrets,
+)
+from tests.patience import until
 
 BUCKETS = (0.001, 0.5, 1, 30)
 
@@ -32,6 +48,90 @@ def test_many_observations_at_once_are_as_many_one_by_one() -> None:
         said.append(generate_latest(registry))
     assert said[0] == said[1]
     assert b"seconds_count" in said[0]
+
+
+def test_what_was_counted_is_read_as_it_is_collected() -> None:
+    registry = CollectorRegistry()
+    counter = Counter("things", "Things.", ["queue", "state"], registry=registry)
+    plain = Counter("others", "Others.", registry=registry)
+    timer = Histogram("seconds", "Time.", ["queue", "verb"], buckets=BUCKETS, registry=registry)
+    assert (counted(counter, "state"), counted(plain)[""]) == ({}, 0)
+    assert counted_by_bucket(timer) == [0] * (len(BUCKETS) + 1)
+    plain.inc(3)
+    for queue, state, number in (("a", "done", 2), ("b", "done", 3), ("a", "failed", 1)):
+        counter.labels(queue, state).inc(number)
+    # A queue may be called like a verb.
+    for queue, verb, seconds in (("defer", "complete", 0.4), ("b", "complete", 0.6), ("b", "defer", 99)):
+        timer.labels(queue, verb).observe(seconds)
+    assert counted(counter, "state") == {"done": 5, "failed": 1}
+    assert counted(plain) == {"": 3}
+    collected: dict[float, int] = {}
+    for sample in (each for metric in timer.collect() for each in metric.samples):
+        if sample.name.endswith("_bucket"):
+            bound = float(sample.labels["le"])
+            collected[bound] = collected.get(bound, 0) + int(sample.value)
+    assert list(accumulate(counted_by_bucket(timer))) == [collected[bound] for bound in sorted(collected)]
+    assert counted_by_bucket(timer, "verb", {"defer"}) == [0, 1, 1, 0, 0]
+
+
+def test_names_are_told_as_they_are_until_they_are_too_many() -> None:
+    names = Names(2)
+    told = [names.known("a", "x"), names.known("b", "y"), names.known("c", "z"), names.known("a", "x")]
+    assert told == [("a", "x"), ("b", "y"), (OTHER, OTHER), ("a", "x")]
+
+
+def test_metrics_with_names_that_callers_choose_are_bounded_and_the_others_are_not() -> None:
+    registry = CollectorRegistry()
+    chosen = Counter("chosen", "By name.", ["queue"], registry=registry)
+    own = Counter("own", "By ours.", ["verb"], registry=registry)
+    for n in range(MAX_NAMES + 100):
+        child(chosen, (f"tested-{n}",)).inc()
+        child(own, (f"verb-{n}",)).inc()
+    said = generate_latest(registry).decode()
+    assert said.count("chosen_total{") <= MAX_NAMES + 1
+    assert said.count("own_total{") == MAX_NAMES + 100
+    # Those that were named keep their names.
+    assert child(chosen, ("tested-0",)) is chosen.labels("tested-0")
+    assert child(chosen, ("never-seen",)) is chosen.labels(OTHER)
+
+
+# -- how many lines, and what they look like ----------------------------------------------------------------
+
+
+async def test_of_too_many_lines_the_last_says_how_many_more() -> None:
+    with logging_to() as stream:
+        sparing = SparingLog(structlog.get_logger(), lines=3, seconds=0.05)
+        for n in range(10):
+            sparing.warning("job.failed", n=n)
+        sparing.warning("job.expired")
+
+        def said() -> list[tuple[str, object]]:
+            lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+            return [(each["event"], each.get("n", each.get("more"))) for each in lines]
+
+        assert said() == [("job.failed", n) for n in range(3)]
+        await until(lambda: len(said()) == 5)
+        assert said()[3:] == [("log.and_more", 7), ("log.and_more", 1)]
+        # And then as many again.
+        sparing.warning("job.failed", n=11)
+        assert said()[5:] == [("job.failed", 11)]
+        sparing.tell_the_rest()
+        assert len(said()) == 6
+
+
+def test_a_person_sees_the_local_time_the_level_and_what_it_is_about() -> None:
+    with logging_to("console") as stream:
+        structlog.get_logger().warning("job.failed", job_id="J", attempt=2)
+    line = re.sub(r" +", " ", stream.getvalue()).strip()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d \[warning ?\] job\.failed attempt=2 job_id=J", line), line
+
+
+def test_a_machine_sees_an_object_with_the_moment_in_utc() -> None:
+    with logging_to("json") as stream:
+        structlog.get_logger().warning("job.failed", job_id="J")
+    line = json.loads(stream.getvalue())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", line.pop("timestamp"))
+    assert line == {"level": "warning", "event": "job.failed", "job_id": "J"}
 
 
 # -- what a log line must not say --------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from app.store.idempotency import Receipt, Submission
 
 async def submit(services: Services, account: Account, submission: Submission) -> Receipt:
     """Raises RateLimited where the key has too many jobs that have not ended, and what the intake raises."""
+    for job in submission.jobs:
+        job.key_id = account.key_id
     if account.jobs is None:
         return await services.intake.submit(submission)
     wanted = [job.id for job in submission.jobs]

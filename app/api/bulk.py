@@ -10,7 +10,7 @@ from fastapi import Depends, Header, Path
 from msgspec import Meta
 from starlette.requests import Request
 
-from app.api.job_parameters import moment_of, prefer_wait
+from app.api.job_parameters import moment_of, prefer_wait, prefix_of
 from app.api.operator_documents import (
     BulkAction,
     BulkCount,
@@ -98,14 +98,16 @@ async def list_operations(server: Server, tenant: Tenant) -> BulkOperations:
     return BulkOperations([_document(each) for each in found])
 
 
-async def _operation(server: Server, tenant: Tenant, operation_id: Annotated[str, Path()]) -> bulk.Operation:
+async def existing_operation(
+    server: Server, tenant: Tenant, operation_id: Annotated[str, Path()]
+) -> bulk.Operation:
     found = await bulk.get(server.database, operation_id, tenant) if is_id(operation_id) else None
     if found is None:
         raise NotFound("There is no such operation.")
     return found
 
 
-OperationInPath = Annotated[bulk.Operation, Depends(_operation)]
+OperationInPath = Annotated[bulk.Operation, Depends(existing_operation)]
 
 
 @routes.get(
@@ -137,14 +139,14 @@ async def run_bulk(
     services: Services, tenant: str, action: BulkAction, wanted: BulkRequest, wait: int | None
 ) -> Answer[BulkCount | BulkOperation]:
     """Count (dry run), or begin and answer at once; with `Prefer: wait=N` when it is done, if in time."""
-    matching = _filter(wanted.filter)
+    matching = filter_of(wanted.filter)
     if not bulk.states_of(action, matching):
         works_on = ", ".join(sorted(bulk.ACTIONS[action]))
         raise invalid("filter.state", f"{action} works on jobs that are {works_on}")
     if wanted.dry_run:
-        # Without a limit to its time it comes to an end.
-        matched = cast(int, await bulk.count(services.database, action, matching, tenant))
-        return Answer(BulkCount(action=action, dry_run=True, matched=matched), 200)
+        counted = await bulk.count(services.database, action, matching, tenant)
+        by_state = {State(state): jobs for state, jobs in sorted(counted.by_state.items())}
+        return Answer(BulkCount(action=action, dry_run=True, matched=counted.jobs, by_state=by_state), 200)
     begun = await bulk.begin(services.database, action, matching, tenant)
     services.hub.announce(begun)
     [operation] = begun.answers
@@ -167,12 +169,13 @@ async def _wait_until_done(
     return operation
 
 
-def _filter(given: JobFilter) -> Filter:
+def filter_of(given: JobFilter) -> Filter:
     states = [given.state] if isinstance(given.state, str) else given.state or []
     for state in states:
         if state not in set(State):
             raise invalid("filter.state", f"must be one of {', '.join(State)}")
-    texts = [given.queue, given.kind, given.model, *(given.metadata or {}), *(given.metadata or {}).values()]
+    metadata = given.metadata or {}
+    texts = [given.queue, given.kind, given.model, given.error, given.worker, *metadata, *metadata.values()]
     if any("\0" in text for text in texts if text is not None):
         raise invalid("filter", "has a NUL character")
     return Filter(
@@ -182,7 +185,10 @@ def _filter(given: JobFilter) -> Filter:
         model=given.model,
         since=moment_of("filter.since", given.since),
         until=moment_of("filter.until", given.until),
-        metadata=given.metadata or {},
+        metadata=metadata,
+        error=given.error,
+        worker=given.worker,
+        id_prefix=prefix_of("filter.id_prefix", given.id_prefix),
     )
 
 

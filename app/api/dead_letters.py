@@ -7,19 +7,28 @@ from pydantic import BeforeValidator
 from starlette.requests import Request
 
 from app.api.bulk import BULK_ANSWERS, BULK_ERRORS, BulkRequest, PreferWait, run_bulk
-from app.api.job_documents import DeadLetterPage
+from app.api.job_documents import DeadLetterGroup, DeadLetterGroups, DeadLetterPage
 from app.api.job_documents import Job as Document
-from app.api.job_parameters import DEFAULT_LIMIT, JobFilter, JobIdInPath, Limit, next_link
-from app.api.jobs import moved_document, page_of
+from app.api.job_parameters import (
+    DEFAULT_LIMIT,
+    JobFilter,
+    JobIdInPath,
+    Limit,
+    encode_cursor,
+    next_link,
+)
+from app.api.jobs import documents_of, moved_document, page_of
 from app.api.operator_documents import BulkCount, BulkOperation
 from app.api.parameters import JsonBody, Server, Tenant
 from app.api.routes import LINK, Answer, Reply, Routes
+from app.api.services import Services
 from app.identity.scopes import Scope
 from app.jobs.shapes import decode
 from app.jobs.states import State
 from app.jobs.submission import invalid
 from app.jobs.verbatim import members
-from app.store import control
+from app.store import control, dead_letters
+from app.store.read import Filter
 
 routes = Routes("operators")
 RULE = "Only a failed job is a dead letter"
@@ -38,6 +47,9 @@ def _refuse_state(_given: str) -> None:
     raise invalid("state", "is not a filter here: dead letters are failed jobs")
 
 
+NoState = Annotated[None, BeforeValidator(_refuse_state), Query(alias="state", include_in_schema=False)]
+
+
 @routes.get(
     "/dead-letters",
     Scope.ADMIN_READ,
@@ -50,14 +62,52 @@ async def list_dead_letters(
     server: Server,
     tenant: Tenant,
     wanted: JobFilter,
-    _state: Annotated[
-        None, BeforeValidator(_refuse_state), Query(alias="state", include_in_schema=False)
-    ] = None,
+    _state: NoState = None,
     limit: Limit = DEFAULT_LIMIT,
 ) -> Answer[DeadLetterPage]:
     wanted.states = [State.FAILED]
     jobs, cursor = await page_of(server, wanted, tenant, limit)
     return Answer(DeadLetterPage(jobs, cursor), headers=next_link(request, cursor))
+
+
+@routes.get(
+    "/dead-letters/groups",
+    Scope.ADMIN_READ,
+    "Dead letters by error, kind and queue",
+    f"The groups among the newest {dead_letters.MAX_LOOKED:,} dead letters",
+    errors=(422,),
+)
+async def list_groups(
+    server: Server,
+    tenant: Tenant,
+    wanted: JobFilter,
+    _state: NoState = None,
+) -> DeadLetterGroups:
+    return await groups_of(server, wanted, tenant)
+
+
+async def groups_of(services: Services, wanted: Filter, tenant: str) -> DeadLetterGroups:
+    found = await dead_letters.groups(services.database, wanted, tenant)
+    newest = await documents_of(services, [each.newest_id for each in found.groups], tenant)
+    return DeadLetterGroups(
+        groups=[
+            DeadLetterGroup(
+                error=each.code,
+                kind=each.kind,
+                queue=each.queue,
+                jobs=each.jobs,
+                first_at=each.first_at,
+                last_at=each.last_at,
+                newest=newest[each.newest_id],
+            )
+            for each in found.groups
+            # It may have been removed meanwhile; who looks again finds the next.
+            if each.newest_id in newest
+        ],
+        found=found.found,
+        looked=found.looked,
+        next_cursor=None if found.next_before is None else encode_cursor(found.next_before),
+    )
 
 
 @routes.post(

@@ -28,7 +28,8 @@ from starlette.types import Message, Receive, Scope, Send
 from app.api.direct import SMALL_BYTES, Body, Endpoint
 from app.api.guard import Guard, check_host
 from app.api.open_streams import CONNECTION
-from app.api.problems import error_response
+from app.api.pages import Pages, session_token
+from app.api.problems import error_response, refusal
 from app.api.routes import Access, Route
 from app.errors import ForemanError, RateLimited
 from app.identity.account import EVERYBODY, NOBODY, Account, Connection
@@ -140,9 +141,11 @@ class Edge:
         max_artifact_bytes: int,
         max_bytes_in_flight: int,
         routes: Iterable[Route],
+        pages: Pages | None = None,
     ) -> None:
         """Without an authenticator everybody is let in whom the guard lets in."""
         self.app = app
+        self._pages = pages
         self._guard = guard
         self._authenticator = authenticator
         self._max_body_bytes = max_body_bytes
@@ -176,6 +179,9 @@ class Edge:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id.decode()
         answer = _Answer(send, request_id)
+        if self._pages is not None and self._pages.owns(scope["path"]):
+            state["pages"] = self._pages
+            answer.security = self._pages.headers
         body: Body | None = None
         account: Account | None = None
         try:
@@ -201,7 +207,11 @@ class Edge:
             if self.not_yet is not None:
                 raise self.not_yet
             assert self._authenticator is not None  # noqa: S101  # `admit` asked it
-            account = await self._authenticator.identify(seen.authorization)
+            if seen.authorization is None and "pages" in scope["state"]:
+                # A cookie is good for pages alone: other sites may have a browser send it along.
+                account = await self._authenticator.visitor(session_token(scope))
+            else:
+                account = await self._authenticator.identify(seen.authorization)
         try:
             self.count_in(account, scope.get("extensions", {}).get(CONNECTION), now)
             account.requests.take()
@@ -237,9 +247,11 @@ class Edge:
             account.rate.take(now)
 
     async def _fail(self, error: Exception, scope: Scope, answer: "_Answer") -> None:
-        refusal = failure_response(error, scope["method"], scope["path"], scope["state"]["request_id"])
         if not answer.status:
-            await refusal(scope, _nothing_more, answer.send)
+            response = refusal(
+                scope, as_foreman_error(error, scope["method"], scope["path"], scope["state"]["request_id"])
+            )
+            await response(scope, _nothing_more, answer.send)
         elif not answer.complete:
             # An answer that has begun can only be broken off. The framework raises after its own 500, too,
             # but then all is said and the connection is as good as before.
@@ -292,11 +304,16 @@ class Edge:
 
 
 def failure_response(error: Exception, method: str, path: str, request_id: str) -> Response:
-    """What a request that failed is answered. What nobody has foreseen is logged, as the bug that it is."""
+    """What a request that failed is answered."""
+    return error_response(path, as_foreman_error(error, method, path, request_id))
+
+
+def as_foreman_error(error: Exception, method: str, path: str, request_id: str) -> ForemanError:
+    """What nobody has foreseen is logged, as the bug that it is."""
     if isinstance(error, ForemanError):
-        return error_response(path, error)
+        return error
     log.error("request.failed", method=method, path=path, request_id=request_id, exc_info=error)
-    return error_response(path, ForemanError())
+    return ForemanError()
 
 
 def usable_request_id(given: bytes) -> bytes:
@@ -313,11 +330,12 @@ async def _nothing_more() -> Message:
 class _Answer:
     """Sends an answer on, and knows how far it has come."""
 
-    __slots__ = ("_request_id", "_send", "complete", "limits", "status")
+    __slots__ = ("_request_id", "_send", "complete", "limits", "security", "status")
 
     def __init__(self, send: Send, request_id: bytes) -> None:
         self._send = send
         self._request_id = request_id
+        self.security = SECURITY_HEADERS
         # What is left of it is told with every answer.
         self.limits: RequestRate | None = None
         self.status = 0
@@ -326,7 +344,7 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [*message["headers"], *SECURITY_HEADERS, (b"x-request-id", self._request_id)]
+            headers = [*message["headers"], *self.security, (b"x-request-id", self._request_id)]
             if self.limits is not None:
                 headers += self.limits.headers()
             message["headers"] = headers

@@ -18,6 +18,7 @@ from app.errors import Forbidden, Unparsable
 # What tells nothing about jobs and changes nothing: for health checks by whatever name, and the greeting.
 OPEN_PATHS = frozenset({"/", "/healthz", "/readyz", "/version"})
 DASHBOARD = "/ui"
+REFERENCE = "/docs"
 READING = frozenset({"GET", "HEAD"})
 # What a page may send to anybody without asking first (Fetch standard); no type at all counts as one.
 SIMPLE_TYPES = frozenset({b"", b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data"})
@@ -61,9 +62,12 @@ class Guard:
             raise _foreign()
 
     def _check_origin(self, scope: Scope, host: bytes, origin: bytes) -> None:
-        ours = origin in (b"http://" + host, b"https://" + host) or origin in self._cors_origins
-        if not ours and not _is_open(scope):
+        own = origin in (b"http://" + host, b"https://" + host)
+        if not own and origin not in self._cors_origins and not _is_open(scope):
             raise _foreign()
+        # The dashboard's own forms, which carry a token that only its own pages know.
+        if own and _is_page(scope["path"]):
+            return
         # Allowed or not: a page that means it says that its body is JSON, and has been asked about it.
         if scope["method"] not in READING and _has_simple_body(scope):
             raise Foreign("A body sent by a web page must have a Content-Type that says what it is.")
@@ -107,10 +111,13 @@ def _is_open(scope: Scope) -> bool:
     return scope["method"] in READING and scope["path"] in OPEN_PATHS
 
 
+def _is_page(path: str) -> bool:
+    return path in {DASHBOARD, REFERENCE} or path.startswith(DASHBOARD + "/")
+
+
 def _is_visit(scope: Scope) -> bool:
-    """A person followed a link to the dashboard: the page with the link sees nothing of it."""
-    path: str = scope["path"]
-    if scope["method"] not in READING or not (path == DASHBOARD or path.startswith(DASHBOARD + "/")):
+    """A person followed a link to a page: the page with the link sees nothing of it."""
+    if scope["method"] not in READING or not _is_page(scope["path"]):
         return False
     said = {name: value.strip(BLANKS) for name, value in scope["headers"]}
     return said.get(b"sec-fetch-mode") == b"navigate" and said.get(b"sec-fetch-dest") == b"document"

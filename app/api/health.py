@@ -1,6 +1,6 @@
 """Whether the server is alive, ready, which version it is, and its metrics."""
 
-import contextlib
+import asyncio
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.responses import Response
@@ -52,7 +52,6 @@ async def version() -> Version:
     "/metrics", Scope.ADMIN_READ, "Prometheus metrics", Reply("Metrics", str, media_type="text/plain")
 )
 async def metrics(server: Server) -> Response:
-    # A database that is away takes only the queues' part from the answer.
-    with contextlib.suppress(Unavailable):
-        await server.queues.measure()
+    # A database that is away takes only the part of queues and webhooks from the answer.
+    await asyncio.gather(*(measure() for measure in server.measures))
     return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)

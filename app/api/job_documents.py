@@ -125,6 +125,10 @@ class Job(msgspec.Struct, kw_only=True):
     queue_position: (
         Annotated[Count | None, Meta(description="1 is next; only while queued and ready.")] | UnsetType
     ) = UNSET
+    submitted_by: (
+        Annotated[JobId, Meta(description="The id of the key that submitted it; only where one did.")]
+        | UnsetType
+    ) = UNSET
     reason_since: (
         Annotated[Moment, Meta(description="Only with `no_worker`: since when. It moves no `seq`.")]
         | UnsetType
@@ -139,6 +143,27 @@ class JobPage(msgspec.Struct):
 class DeadLetterPage(msgspec.Struct):
     dead_letters: list[Job]
     next_cursor: str | None
+
+
+class DeadLetterGroup(msgspec.Struct, kw_only=True):
+    """Dead letters that share the code of their error, their kind and their queue."""
+
+    error: Annotated[str | None, Meta(description="The code.")]
+    kind: str
+    queue: str
+    jobs: Count
+    first_at: Annotated[Moment, Meta(description="When the first of them failed.")]
+    last_at: Moment
+    newest: Annotated[Job, Meta(description="The one that failed last, without payload and result.")]
+
+
+class DeadLetterGroups(msgspec.Struct, kw_only=True):
+    groups: Annotated[list[DeadLetterGroup], Meta(description="The largest first, a hundred at most.")]
+    found: Annotated[Count, Meta(description="How many groups there are among those looked at.")]
+    looked: Annotated[
+        Count, Meta(description="How many dead letters of the server were looked at, newest first.")
+    ]
+    next_cursor: Annotated[str | None, Meta(description="To look at the ones before those; null at the end.")]
 
 
 class ClaimedJob(Job, kw_only=True):

@@ -4,7 +4,7 @@ import base64
 import binascii
 import re
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 from fastapi import Depends, Path, Query
@@ -29,6 +29,7 @@ _TRACEPARENT = re.compile(
 )
 _WAIT = re.compile(r"(?:^|[,;\s])wait\s*=\s*\"?(\d+)\"?", re.IGNORECASE)
 _MINIMAL = re.compile(r"(?:^|,)\s*return\s*=\s*\"?minimal\"?\s*(?:$|[,;])", re.IGNORECASE)
+_PREFIX = re.compile(r"[0-7][0-9A-HJKMNP-TV-Z]{0,25}", re.ASCII | re.IGNORECASE)
 _PRINTABLE = re.compile(r"^[\x20-\x7e]+$")
 MAX_TRACESTATE = 512
 
@@ -112,6 +113,19 @@ def moment_of(field: str, given: str | None) -> datetime | None:
         raise invalid(field, "must be an RFC 3339 timestamp") from problem
 
 
+def prefix_of(field: str, given: str | None) -> str | None:
+    """How ids begin, in either case."""
+    if given is None:
+        return None
+    if not _PREFIX.fullmatch(given):
+        raise invalid(field, "must be the beginning of a job id")
+    return given.upper()
+
+
+def _prefix(given: str) -> str | None:
+    return prefix_of("id_prefix", given)
+
+
 def _moment(field: str) -> BeforeValidator:
     def parse(given: str) -> datetime | None:
         return moment_of(field, given)
@@ -166,9 +180,26 @@ def next_link(request: Request, cursor: str | None) -> dict[str, str] | None:
     return {"link": f'<{following.path}?{following.query}>; rel="next"'}
 
 
+class RareFilters(TypedDict):
+    error: str | None
+    worker: str | None
+    id_prefix: str | None
+
+
+async def _rare_filters(
+    error: Annotated[str | None, Query(description="Only with this code of their last error.")] = None,
+    worker: Annotated[str | None, Query(description="Only those that this worker runs, or ran last.")] = None,
+    id_prefix: Annotated[
+        str | None, BeforeValidator(_prefix), Query(description="Only ids that begin so.")
+    ] = None,
+) -> RareFilters:
+    return {"error": error, "worker": worker, "id_prefix": id_prefix}
+
+
 async def _filter(
     request: Request,
     _known: Annotated[None, Depends(KnownFilters(prefix=METADATA))],
+    more: Annotated[RareFilters, Depends(_rare_filters)],
     queue: Annotated[str | None, Query(description="Only this queue.")] = None,
     kind: Annotated[str | None, Query(description="Only this kind.")] = None,
     model: Annotated[str | None, Query(description="Only this model.")] = None,
@@ -183,7 +214,14 @@ async def _filter(
     query = request.query_params
     metadata = {name.removeprefix(METADATA): query[name] for name in query if name.startswith(METADATA)}
     return Filter(
-        queue=queue, kind=kind, model=model, since=since, until=until, metadata=metadata, before=cursor
+        queue=queue,
+        kind=kind,
+        model=model,
+        since=since,
+        until=until,
+        metadata=metadata,
+        before=cursor,
+        **more,
     )
 
 

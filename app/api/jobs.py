@@ -1,7 +1,8 @@
-"""/jobs: submit, read, list, cancel, revive, delete."""
+"""/jobs: submit, read, explain, list, cancel, revive, delete."""
 
 import hashlib
 import time
+from collections.abc import Sequence
 from typing import Annotated, Literal, cast
 
 import msgspec
@@ -37,6 +38,7 @@ from app.api.routes import ETAG, LINK, LOCATION, Answer, AnswerHeader, AnyOf, Co
 from app.api.services import Services, account_of, services_of
 from app.errors import InvalidTransition, NotFound
 from app.identity.scopes import Scope
+from app.jobs.explanation import Explanation
 from app.jobs.shapes import parse_batch
 from app.jobs.states import TERMINAL, State
 from app.jobs.submission import NO_NUL, JobRequest, NewJob, parse_job, parse_plain_jobs
@@ -44,7 +46,7 @@ from app.loops.off_loop import off_loop
 from app.store import control, idempotency, read
 from app.store.changes import Changes
 from app.store.idempotency import Receipt, Submission
-from app.store.job import Job
+from app.store.job import Job, JobSummary
 from app.store.read import Filter
 
 routes = Routes("jobs")
@@ -102,11 +104,10 @@ async def submit(request: Request) -> Response:
     body = await read_body(request)
     account = account_of(request)
     tenant = account.tenant
-    job = await off_loop(len(body), parse_job, body, tenant, services.settings.max_json_depth)
-    receipt = await admission.submit(services, account, await _submission(request, [job], body, tenant))
+    receipt = await submit_body(request, body, idempotency_key(request))
     job_id = receipt.job_ids[0]
     # Whoever waits now waits without it.
-    del body, job
+    del body
     release_body(request)
     seconds = prefer_wait(request)
     # It is a wish: a caller who has too many of them is answered at once, for the job is there.
@@ -119,11 +120,19 @@ async def submit(request: Request) -> Response:
     return submitted_response(receipt)
 
 
+async def submit_body(request: Request, body: bytes, key: str | None) -> Receipt:
+    """The job that a body describes, from whoever sent the request; with their idempotency key, if any."""
+    services, account = services_of(request), account_of(request)
+    job = await off_loop(len(body), parse_job, body, account.tenant, services.settings.max_json_depth)
+    submission = await _submission(request, [job], body, account.tenant, key)
+    return await admission.submit(services, account, submission)
+
+
 def submitted_response(receipt: Receipt) -> Response:
     """What a submitted job is answered, whichever way it came (see app/server/direct_submissions.py)."""
     headers = _headers_of(receipt)
     if receipt.answers is not None:
-        answer = _accepted(receipt.answers[0])
+        answer = accepted(receipt.answers[0])
         return json_response(encode(answer), 200 if answer.outcome == "coalesced" else 202, headers)
     return json_response(plain_answer(receipt.job_ids[0].encode()), 202, headers)
 
@@ -167,7 +176,7 @@ async def submit_batch(request: Request) -> Response:
     account = account_of(request)
     tenant = account.tenant
     jobs = await off_loop(len(body), _parse_jobs, body, tenant, services.settings.max_json_depth)
-    submission = await _submission(request, jobs, body, tenant, batch=True)
+    submission = await _submission(request, jobs, body, tenant, idempotency_key(request), batch=True)
     receipt = await admission.submit(services, account, submission)
     headers = {"idempotency-replayed": "true"} if receipt.replayed else None
     return json_response(_batch_answer(receipt), 202, headers)
@@ -175,12 +184,12 @@ async def submit_batch(request: Request) -> Response:
 
 def _batch_answer(receipt: Receipt) -> bytes:
     if receipt.answers is not None:
-        return encode(AcceptedJobs([_accepted(answer) for answer in receipt.answers]))
+        return encode(AcceptedJobs([accepted(answer) for answer in receipt.answers]))
     # The same, written by hand: nearly always all were accepted, and there are up to a thousand of them.
     return b'{"jobs":[%b]}' % b",".join([plain_answer(job_id.encode()) for job_id in receipt.job_ids])
 
 
-def _accepted(answer: idempotency.Answer) -> Accepted:
+def accepted(answer: idempotency.Answer) -> Accepted:
     # Written by us: to check them again would cost more than the rest of the answer.
     state, outcome = cast(State, answer.state), cast(Outcome, answer.outcome)
     return Accepted(job_id=answer.job_id, state=state, outcome=outcome)
@@ -197,17 +206,24 @@ def _parse_jobs(body: bytes, tenant: str, max_depth: int) -> list[NewJob]:
 
 
 async def _submission(
-    request: Request, jobs: list[NewJob], body: bytes, tenant: str, *, batch: bool = False
+    request: Request,
+    jobs: list[NewJob],
+    body: bytes,
+    tenant: str,
+    key: str | None,
+    *,
+    batch: bool = False,
 ) -> Submission:
     trace = trace_of(request)
     for job in jobs:
         job.request_id = trace.request_id
         job.traceparent = trace.traceparent
         job.tracestate = trace.tracestate
-    key = idempotency_key(request)
     if key is None:
         return Submission(jobs, tenant, batch=batch)
-    return Submission(jobs, tenant, key, await fingerprint_of(request, body), batch)
+    # One job is the same job, whichever way its body came.
+    path = "/jobs/batch" if batch else "/jobs"
+    return Submission(jobs, tenant, key, await off_loop(len(body), fingerprint, path, body), batch)
 
 
 async def fingerprint_of(request: Request, body: bytes) -> bytes:
@@ -253,6 +269,21 @@ async def get_job(
     return Answer(await _live_document(server, job), headers=headers)
 
 
+@routes.get(
+    "/jobs/{job_id}/explain",
+    Scope.JOBS_READ,
+    "Why a job waits, what it is at, or how it went",
+    "For people and programs; of several reasons the one that decides comes first",
+    errors=(404,),
+)
+async def explain(server: Server, caller: Caller, job_id: JobIdInPath) -> Explanation:
+    sees_all = Scope.ADMIN_READ in caller.scopes
+    explanation = await server.explainer.explain(job_id, caller.tenant, sees_all=sees_all)
+    if explanation is None:
+        raise NotFound("There is no such job.")
+    return explanation
+
+
 async def _wait_until_terminal(services: Services, job_id: str, tenant: str, seconds: float) -> Job | None:
     """The job as soon as it has ended, or as it is when the time is over. Holds no connection meanwhile."""
     if seconds <= 0:
@@ -293,13 +324,23 @@ async def list_jobs(
 
 
 async def page_of(
-    services: Services, wanted: Filter, tenant: str, limit: int
+    services: Services, wanted: Filter, tenant: str, limit: int, *, seconds: float = read.LOOK_SECONDS
 ) -> tuple[list[Document], str | None]:
-    """One page of jobs, and the cursor of the next."""
-    found = await read.list_jobs(services.database, wanted, tenant, limit)
+    """One page of jobs, looked for no longer than about so many seconds, and the cursor of the next."""
+    found = await read.list_jobs(services.database, wanted, tenant, limit, seconds=seconds)
     cursor = None if found.next_before is None else encode_cursor(found.next_before)
-    unwanted = await services.claimers.missing(found.jobs)
-    return [job_document(job, unwanted_since=unwanted.get(job.id)) for job in found.jobs], cursor
+    return await _listed(services, found.jobs), cursor
+
+
+async def documents_of(services: Services, job_ids: Sequence[str], tenant: str) -> dict[str, Document]:
+    """Those of the jobs that there are, as a list shows them."""
+    found = await read.get_summaries(services.database, job_ids, tenant)
+    return {each.job_id: each for each in await _listed(services, found)}
+
+
+async def _listed(services: Services, jobs: Sequence[JobSummary]) -> list[Document]:
+    unwanted = await services.claimers.missing(jobs)
+    return [job_document(job, unwanted_since=unwanted.get(job.id)) for job in jobs]
 
 
 class CancelRequest(msgspec.Struct, forbid_unknown_fields=True):

@@ -6,9 +6,11 @@ import msgspec
 import structlog
 from fastapi import Depends, Query
 from msgspec import Meta
+from starlette.requests import Request
 
 from app.api.parameters import Caller, JsonBody, KnownFilters, Server
 from app.api.routes import Answer, Content, Reply, Routes
+from app.api.services import request_id_of
 from app.errors import NotFound
 from app.identity.key import PATTERN, hash_of, new_key
 from app.identity.limits import Limits
@@ -87,10 +89,17 @@ EXAMPLE = {"name": "reports", "tenant": "acme", "scopes": ["jobs:write", "jobs:r
     request=Content(Annotated[NewKey, Meta(examples=[EXAMPLE])]),
 )
 async def create(
-    server: Server, caller: Caller, wanted: Annotated[NewKey, Depends(JsonBody(NewKey))]
+    request: Request, server: Server, caller: Caller, wanted: Annotated[NewKey, Depends(JsonBody(NewKey))]
 ) -> Answer[MadeKey]:
     made = await make_key(server.database, wanted, wanted.tenant or caller.tenant)
-    log.info("key.created", key_id=made.key_id, tenant=made.tenant, scopes=made.scopes, by=caller.key_id)
+    log.info(
+        "key.created",
+        key_id=made.key_id,
+        tenant=made.tenant,
+        scopes=made.scopes,
+        by=caller.key_id,
+        request_id=request_id_of(request),
+    )
     return Answer(made, 201, {"Cache-Control": "no-store"})
 
 
@@ -150,10 +159,10 @@ async def get_key(server: Server, key_id: str) -> Key:
     {204: Reply("Revoked")},
     errors=(404,),
 )
-async def revoke(server: Server, caller: Caller, key_id: str) -> None:
+async def revoke(request: Request, server: Server, caller: Caller, key_id: str) -> None:
     if not is_id(key_id) or not await api_keys.revoke(server.database, key_id):
         raise NotFound("There is no such key.")
-    log.info("key.revoked", key_id=key_id, by=caller.key_id)
+    log.info("key.revoked", key_id=key_id, by=caller.key_id, request_id=request_id_of(request))
     if server.authenticator is not None:
         server.authenticator.forget(key_id)
 

@@ -9,11 +9,14 @@ from app.api.job_documents import OBJECT, verbatim
 from app.dialects import DialectName
 from app.jobs.queue_settings import QueueSettings
 from app.jobs.shapes import Count, JobId, Moment, Number
+from app.jobs.states import State
 from app.jobs.submission import Name
 from app.store.census import Gate
-from app.store.usage import Usage
+from app.store.keys import BusyKey
+from app.store.usage import KeyUsage, Usage
 from app.store.workers import Worker as KnownWorker
 from app.targets.config import Origin, Slots, Tags, TargetUrl, WakeAction
+from app.targets.inventory import Resident
 
 MomentAsText = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
@@ -72,6 +75,9 @@ class Queue(QueueSettings, frozen=True, kw_only=True, omit_defaults=False, forbi
     name: Name
     paused: bool
     paused_at: Moment | None
+    paused_by: Annotated[
+        str | None, Meta(description="The name of the key that paused it; null where there was none.")
+    ]
     counts: Counts
     ready: Annotated[Count, Meta(description="Queued jobs that could be claimed now.")]
     held: Held
@@ -84,6 +90,14 @@ class Queue(QueueSettings, frozen=True, kw_only=True, omit_defaults=False, forbi
 
 class Queues(msgspec.Struct):
     queues: list[Queue]
+    total: Annotated[Count, Meta(description="All queues that match, on this page or not.")]
+
+
+class BusyKeys(msgspec.Struct):
+    keys: list[BusyKey]
+    next_after: Annotated[
+        str | None, Meta(description="The `after` of the next page; null when this is the last.")
+    ]
 
 
 class Worker(KnownWorker, kw_only=True):
@@ -102,6 +116,7 @@ class BulkCount(msgspec.Struct, kw_only=True):
     action: BulkAction
     dry_run: bool
     matched: Count
+    by_state: dict[State, Count]
 
 
 class JobFilter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -115,6 +130,9 @@ class JobFilter(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_d
     since: MomentAsText | None = None
     until: MomentAsText | None = None
     metadata: dict[str, str] | None = None
+    error: str | None = None
+    worker: str | None = None
+    id_prefix: str | None = None
 
 
 class BulkOperation(msgspec.Struct, kw_only=True):
@@ -134,6 +152,13 @@ class BulkOperations(msgspec.Struct):
     operations: list[BulkOperation]
 
 
+class Tick(msgspec.Struct, kw_only=True):
+    at: Moment
+    outcome: Annotated[str, Meta(description="accepted, coalesced, replaced, or an error's code.")]
+    job_id: JobId | None
+    error: str | None
+
+
 class Schedule(msgspec.Struct, kw_only=True):
     name: Name
     cron: str
@@ -146,6 +171,8 @@ class Schedule(msgspec.Struct, kw_only=True):
         str | None, Meta(description="accepted, coalesced, replaced, or an error's code.")
     ]
     last_error: str | None
+    last_ticks: Annotated[list[Tick], Meta(description="What came of the last ten, newest first.")]
+    next_ticks: Annotated[list[Moment], Meta(description="The next five, of which `next_at` is the first.")]
     created_at: Moment
     updated_at: Moment
 
@@ -165,8 +192,17 @@ class Target(msgspec.Struct, kw_only=True):
     origin: Origin
     state: Literal["unknown", "awake", "asleep"]
     breaker: Literal["closed", "open"]
+    in_use: Annotated[Count, Meta(description="Jobs that run there now, over the whole fleet.")]
+    waiting: Annotated[
+        Count, Meta(description="Queued jobs that are its to run, or its among others; counted up to 10,000.")
+    ]
+    swapped_today: Annotated[Count, Meta(description="Models that made room for others, since midnight UTC.")]
+    swaps_avoided_today: Annotated[
+        Count, Meta(description="How often a job waited so that others could use what was resident.")
+    ]
     models: list[str]
     resident: list[str]
+    residents: Annotated[list[Resident], Meta(description="The same, with what the target says of them.")]
     version: str | None
     warning: str | None
     answered_at: Moment | None
@@ -179,3 +215,7 @@ class Targets(msgspec.Struct):
 
 class UsageSums(msgspec.Struct):
     usage: list[Usage]
+
+
+class KeyUsageSums(msgspec.Struct):
+    usage: list[KeyUsage]

@@ -11,8 +11,10 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match
+from starlette.types import Scope
 
 from app.api import surfaces
+from app.api.pages import Pages
 from app.errors import (
     Forbidden,
     ForemanError,
@@ -58,15 +60,21 @@ def error_response(path: str, error: ForemanError) -> Response:
     return problem_response(error) if dialect is None else surfaces.refusal(dialect, error)
 
 
+def refusal(scope: Scope, error: ForemanError) -> Response:
+    """What this request is answered: a person, with a page."""
+    pages: Pages | None = scope["state"].get("pages")
+    return error_response(scope["path"], error) if pages is None else pages.refuse(scope, error)
+
+
 async def handle_foreman_error(request: Request, error: Exception) -> Response:
     """And everything else, which is a bug."""
-    return error_response(request.scope["path"], error if isinstance(error, ForemanError) else ForemanError())
+    return refusal(request.scope, error if isinstance(error, ForemanError) else ForemanError())
 
 
 async def handle_http_exception(request: Request, error: Exception) -> Response:
     """The framework's own refusals: unknown path, wrong method."""
     known = _BY_STATUS.get(int(getattr(error, "status_code", 500)), ForemanError)
-    response = error_response(request.scope["path"], known())
+    response = refusal(request.scope, known())
     if response.status_code == MethodNotAllowed.status:
         response.headers["allow"] = ", ".join(_methods_of(request))
     return response
@@ -84,7 +92,7 @@ async def handle_invalid_parameters(request: Request, error: Exception) -> Respo
     found = error.errors() if isinstance(error, RequestValidationError) else []
     named = [{"field": str(each["loc"][-1]), "message": _plain(each["msg"])} for each in found]
     detail = "; ".join(f"{shown(each['field'])}: {each['message']}" for each in named)
-    return error_response(request.scope["path"], InvalidRequest(f"{detail}.", errors=named))
+    return refusal(request.scope, InvalidRequest(f"{detail}.", errors=named))
 
 
 def _plain(message: str) -> str:

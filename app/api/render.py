@@ -32,6 +32,8 @@ def job_document(
     document = _document(Document, job, datetime.now(UTC))
     if job.state == "queued":
         document.queue_position = queue_position
+    if job.key_id is not None:
+        document.submitted_by = job.key_id
     if unwanted_since is not None:
         document.reason = NO_WORKER
         document.reason_since = unwanted_since

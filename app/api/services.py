@@ -1,5 +1,6 @@
 """Everything a request handler may need, put together once by app.foreman."""
 
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,6 +11,7 @@ from app.artifacts.store import ArtifactStore
 from app.config import Settings
 from app.engine.claimers import Claimers
 from app.engine.event_writer import EventWriter
+from app.engine.explain import Explainer
 from app.engine.intake import Intake
 from app.engine.leases import Leases
 from app.engine.queues import Queues
@@ -45,7 +47,10 @@ class Services:
     queues: Queues
     targets: Registry
     claimers: Claimers
+    explainer: Explainer
     job_limits: JobLimits
+    # Who brings the gauges up to date that are looked up when somebody reads the metrics.
+    measures: Sequence[Callable[[], Awaitable[None]]]
     # None where there is no authentication.
     authenticator: Authenticator | None
 
@@ -57,6 +62,11 @@ def services_of(request: Request) -> Services:
 def account_of(request: Request) -> Account:
     """Who the edge let in."""
     return cast(Account, request.scope["state"]["account"])
+
+
+def request_id_of(request: Request) -> str:
+    """The caller's own, or one that the edge gave it."""
+    return cast(str, request.scope["state"]["request_id"])
 
 
 def tenant_of(request: Request) -> str:

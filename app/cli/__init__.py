@@ -8,9 +8,12 @@ def main() -> None:
     # What the client warns of is for whoever typed the command: a sentence, not a line of its source.
     warnings.formatwarning = lambda message, *_, **__: f"foreman: {message}\n"
     try:
-        from app.cli.root import build  # importing this package stays free of cost
+        from app.cli.root import arguments_of, build  # importing this package stays free of cost
 
-        build(sys.argv[1:])()
+        build(arguments_of(sys.argv[1:]))()
+    except KeyboardInterrupt:
+        # Before there was anything to interrupt.
+        sys.exit(130)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "app":
             raise

@@ -6,9 +6,11 @@ from typing import Annotated, Any
 import typer
 
 import foreman_client as fc
+from app.cli.errors import CommandError
 from app.cli.jobs import JobId
 from app.cli.live import event_line, log_lines
-from app.cli.session import CommandError, Commands, Session
+from app.cli.session import Commands, Session
+from app.cli.times import exact
 from app.cli.values import text_of
 from foreman_client.wire import decode, encode_for_people
 
@@ -68,7 +70,7 @@ def _read(
 
 
 def _line(event: fc.Event) -> str:
-    at = event.at.isoformat(timespec="milliseconds").replace("+00:00", "Z") if event.at else ""
+    at = exact(event.at) if event.at else ""
     data = "" if event.data in (None, {}) else encode_for_people(event.data)
     reason = f"({event.reason}) " if event.reason and event.reason != event.type else ""
     return f"{event.seq:>5} {at} {event.type} {reason}{data}".rstrip()

@@ -1,25 +1,54 @@
 """get, list, wait, cancel, retry, delete: jobs by their ids."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
 import foreman_client as fc
+from app.cli import completion
+from app.cli.errors import CommandError
 from app.cli.live import counted
-from app.cli.output import Output, duration, plain
-from app.cli.session import Commands, Limit, Session, exit_code_of, up_to
-from app.cli.submit import wait_for
-from app.cli.values import pairs, seconds
+from app.cli.output import Output, label, plain
+from app.cli.session import (
+    Commands,
+    Kind,
+    Limit,
+    MayBeShort,
+    Queue,
+    Session,
+    Since,
+    Until,
+    exit_code_of,
+    up_to,
+)
+from app.cli.times import duration, seconds, span
+from app.cli.values import pairs
+from app.cli.waiting import wait_for
 
-JobId = Annotated[str, typer.Argument(help="Id of the job.", show_default=False)]
-JobIds = Annotated[list[str], typer.Argument(help="Ids of the jobs.", show_default=False)]
+JobId = Annotated[
+    str,
+    typer.Argument(
+        help="Id of the job, whole or as tables show it.",
+        show_default=False,
+        autocompletion=completion.job_ids,
+    ),
+    MayBeShort,
+]
+JobIds = Annotated[
+    list[str],
+    typer.Argument(
+        help="Ids of the jobs, whole or as tables show them.",
+        show_default=False,
+        autocompletion=completion.job_ids,
+    ),
+]
 
-COLUMNS = "job_id state work queue attempt created_at took note"
+COLUMNS = "job_id state work queue created_at took attempt note"
 SHOWN = (
     "job_id state reason reason_since kind model queue queue_position priority attempt max_attempts "
     "deferrals worker target created_at run_at started_at completed_at deadline lease_expires_at parent_id "
-    "concurrency_key metadata timings usage"
+    "concurrency_key metadata"
 )
 
 
@@ -39,19 +68,31 @@ def get(session: Session, job_id: JobId) -> None:
 @commands.remote("list")
 def list_jobs(  # noqa: PLR0913, PLR0917  # one parameter for each filter
     session: Session,
-    state: Annotated[list[str] | None, typer.Option("--state", help="Any number of times.")] = None,
-    queue: Annotated[str | None, typer.Option("--queue", "-q")] = None,
-    kind: Annotated[str | None, typer.Option("--kind", "-k")] = None,
-    model: Annotated[str | None, typer.Option("--model", "-m")] = None,
-    since: Annotated[str | None, typer.Option(help="Created at or after (RFC 3339).")] = None,
-    until: Annotated[str | None, typer.Option(help="Created before (RFC 3339).")] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state", help="Only in this state; any number of times.", autocompletion=completion.states
+        ),
+    ] = None,
+    queue: Queue = None,
+    kind: Kind = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", "-m", help="Only of this model.", autocompletion=completion.models),
+    ] = None,
+    since: Since = None,
+    until: Until = None,
     metadata: Annotated[list[str] | None, typer.Option(help="key=value, any number of times.")] = None,
     limit: Limit = 50,
     cursor: Annotated[str | None, typer.Option(help="Go on from here.")] = None,
 ) -> None:
-    """List jobs, newest first."""
+    """List jobs, newest first.
+
+    Such as `foreman list --state failed --since 1h`.
+    """
+    begin, end = span(since, until)
     filters: dict[str, Any] = {
-        "state": state or None, "queue": queue, "kind": kind, "model": model, "since": since, "until": until,
+        "state": state or None, "queue": queue, "kind": kind, "model": model, "since": begin, "until": end,
         "metadata": pairs(metadata, "--metadata"),
     }  # fmt: skip
 
@@ -63,7 +104,7 @@ def list_jobs(  # noqa: PLR0913, PLR0917  # one parameter for each filter
     answer = {"jobs": [job.raw for job in jobs], "next_cursor": cursor}
     session.out.rows(answer, [row(job) for job in jobs], COLUMNS, empty="No jobs.")
     if cursor and not session.out.as_json:
-        session.out.note(f"[dim]more: --cursor {cursor}[/dim]")
+        session.out.aside(f"more: --cursor {cursor}")
 
 
 @commands.remote("wait")
@@ -101,11 +142,13 @@ def delete(session: Session, job_ids: JobIds) -> None:
 def _each(session: Session, job_ids: list[str], act: Callable[[str], fc.Job | None]) -> None:
     """One after another; what goes wrong with one does not stop the others. The first error counts."""
     code = 0
-    for job_id in job_ids:
+    for named in job_ids:
         try:
+            job_id = session.job_id(named)
             job = act(job_id)
-        except (fc.NotFound, fc.Conflict) as error:
-            typer.echo(plain(f"foreman: {job_id}: {error}"), err=True)
+        except (fc.NotFound, fc.Conflict, CommandError) as error:
+            said = str(error)
+            typer.echo(plain(f"foreman: {said}" if named in said else f"foreman: {named}: {said}"), err=True)
             code = code or exit_code_of(error)
             continue
         answer = job.raw if job else {"job_id": job_id, "deleted": True}
@@ -128,10 +171,11 @@ def row(job: fc.Job) -> dict[str, Any]:
         "state": job.state,
         "work": f"{job.kind} {job.model}" if job.model else job.kind,
         "queue": job.queue,
-        "attempt": job.attempt,
+        # The first is not worth a column.
+        "attempt": job.attempt if job.attempt > 1 else None,
         "created_at": job.created_at,
         "took": _took(job),
-        "note": (note or _progress(job) or "")[:100],
+        "note": note or _progress(job),
     }
 
 
@@ -139,6 +183,15 @@ def _took(job: fc.Job) -> str | None:
     if job.started_at is None or job.completed_at is None:
         return None
     return duration((job.completed_at - job.started_at).total_seconds())
+
+
+def _durations(said: Mapping[str, Any]) -> str:
+    """`queued 3 min 20 s, working 2.1 s`, and the numbers among them."""
+    return ", ".join(
+        f"{label(name)} {duration(value) if name.endswith('_seconds') else value}"
+        for name, value in said.items()
+        if value is not None
+    )
 
 
 def _progress(job: fc.Job) -> str | None:
@@ -153,6 +206,8 @@ def show(out: Output, job: fc.Job) -> None:
     out.fields(
         [(name, job.raw.get(name)) for name in SHOWN.split() if job.raw.get(name) != hidden.get(name)]
         + [
+            ("timings", _durations(job.timings)),
+            ("usage", _durations(job.usage or {})),
             ("progress", _progress(job)),
             ("error", f"{job.error.code}: {job.error.message}" if job.error else None),
             ("artifacts", ", ".join(f"{each['name']} ({each['size']} bytes)" for each in job.artifacts)),

@@ -4,8 +4,12 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.session import CommandError, Commands, ListByDefault, Session
-from app.cli.values import number, pairs, seconds
+from app.cli import completion, ids
+from app.cli.errors import CommandError
+from app.cli.output import rows_in
+from app.cli.session import Commands, ListByDefault, Session
+from app.cli.times import seconds
+from app.cli.values import number, pairs
 
 commands = Commands(name="keys", help="API keys: who may call.", cls=ListByDefault)
 
@@ -13,8 +17,20 @@ commands = Commands(name="keys", help="API keys: who may call.", cls=ListByDefau
 @commands.remote("list")
 def list_keys(session: Session) -> None:
     """All keys; the keys themselves are not kept."""
-    columns = "key_id name tenant scopes limits created_at expires_at last_used_at"
-    session.show_list("/keys", columns, empty="No keys.")
+    found = _all(session)
+    columns = "key_id name tenant scopes created_at expires_at last_used_at limits"
+    session.out.rows({"keys": found}, found, columns, empty="No keys.")
+
+
+def _all(session: Session) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    cursor: str | None = None
+    while True:
+        answer = session.call("GET", "/keys", query={"cursor": cursor})
+        found += rows_in(answer, "keys")
+        cursor = answer.get("next_cursor") if isinstance(answer, dict) else None
+        if cursor is None:
+            return found
 
 
 @commands.remote("create")
@@ -60,7 +76,7 @@ def create(
         session.out.json(answer)
     else:
         session.out.text(str(answer["key"]))
-        session.out.note("[dim]Keep it: it is not shown again.[/dim]")
+        session.out.aside("Keep it: it is not shown again.")
 
 
 def _make_directly(body: dict[str, Any]) -> dict[str, Any]:
@@ -98,8 +114,18 @@ def _make_directly(body: dict[str, Any]) -> dict[str, Any]:
 
 @commands.remote("revoke")
 def revoke(
-    session: Session, key_id: Annotated[str, typer.Argument(help="Id of the key.", show_default=False)]
+    session: Session,
+    key_id: Annotated[
+        str,
+        typer.Argument(
+            help="Id of the key, whole or as `keys list` shows it.",
+            show_default=False,
+            autocompletion=completion.keys,
+        ),
+    ],
 ) -> None:
     """Take a key out of use."""
+    if not ids.is_whole(key_id):
+        key_id = ids.one_of(key_id, [key["key_id"] for key in _all(session)], "key")
     answer = session.call("DELETE", f"/keys/{key_id}")
     session.out.said(answer or {"key_id": key_id, "revoked": True}, f"{key_id} revoked")

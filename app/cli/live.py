@@ -5,12 +5,10 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
 import foreman_client as fc
 from app.cli.output import Output, plain
 from app.cli.session import Session
+from app.cli.times import exact
 
 POLL_HOLD_SECONDS = 1.0
 
@@ -45,19 +43,43 @@ def _polled(foreman: "fc.Foreman", job_id: str) -> Iterator[fc.Event]:
 
 def follow(session: Session, job_id: str) -> fc.Job:
     """Text to stdout as it is made, states and progress beside it; the ended job, or its error."""
+    return _followed_as_json(session, job_id) if session.out.as_json else _followed(session, job_id)
+
+
+def _followed(session: Session, job_id: str) -> fc.Job:
     out = session.out
     screen = _Screen(out)
     with detachable(out, job_id):
         with screen:
             for event in events_of(session, job_id):
-                if out.as_json:
-                    out.json_line(event_line(event))
-                else:
-                    screen.show(event)
+                screen.show(event)
         job = session.foreman.get(job_id)
-    if not out.as_json and not screen.wrote_text and job.state == "done" and job.result is not None:
+    if not screen.wrote_text and job.state == "done" and job.result is not None:
         show_result(out, job)
     return job.raise_unless_done()
+
+
+def _followed_as_json(session: Session, job_id: str) -> fc.Job:
+    """A line for each event, and the last of them with what came of it: an answer need not come in pieces."""
+    out = session.out
+    last = None
+    with detachable(out, job_id):
+        for event in events_of(session, job_id):
+            if last is not None:
+                out.json_line(event_line(last))
+            # Only the one that may be the last is held back: a word is told when it comes.
+            last = event if event.terminal else None
+            if last is None:
+                out.json_line(event_line(event))
+        job = session.foreman.get(job_id)
+    if last is not None:
+        out.json_line({**event_line(last), **_outcome(job)})
+    return job.raise_unless_done()
+
+
+def _outcome(job: fc.Job) -> dict[str, Any]:
+    outcome = {"result": job.result, "text": job.text, "error": job.raw.get("error")}
+    return {name: value for name, value in outcome.items() if value is not None}
 
 
 def show_result(out: Output, job: fc.Job) -> None:
@@ -73,7 +95,7 @@ def detachable(out: Output, job_id: str) -> Iterator[None]:
     except KeyboardInterrupt:
         out.note(
             f"\nDetached; the job goes on. Attach again: foreman watch {job_id}\n"
-            f"                           Stop it: foreman cancel {job_id}"
+            f"                                Stop it: foreman cancel {job_id}"
         )
         raise
 
@@ -82,6 +104,8 @@ class _Screen:
     """A spinner or bar on stderr until text comes; text goes to stdout bare, so that it can be piped."""
 
     def __init__(self, out: Output) -> None:
+        from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         self._out = out
         self.wrote_text = False
         self._attempt: int | None = None
@@ -94,7 +118,7 @@ class _Screen:
             TimeElapsedColumn(),
             console=out.notes,
             transient=True,
-            disable=out.as_json or not out.notes.is_terminal,
+            disable=not out.notes.is_terminal,
         )
         self._task = self._bar.add_task("queued", total=None, counted="")
 
@@ -129,13 +153,15 @@ class _Screen:
         """What a failed attempt has said stands on the screen; the next one starts over."""
         attempt = event.data.get("attempt") if isinstance(event.data, dict) else None
         if self.wrote_text and attempt != self._attempt:
-            self._out.console.file.write("\n")
-            self._out.note(f"[dim]starting over: attempt {_shown(attempt)}[/dim]")
+            self._out.piece("\n")
+            self._out.aside(f"starting over: attempt {attempt}")
         self._attempt = attempt
 
 
 def _shown(said: object) -> str:
     """For places where rich looks for its own markup."""
+    from rich.markup import escape
+
     return escape(plain(str(said)))
 
 
@@ -164,9 +190,12 @@ def counted(progress: dict[str, Any]) -> str:
 def log_lines(event: fc.Event) -> Iterator[str]:
     data = event.data if isinstance(event.data, dict) else {"message": event.data}
     for entry in data.get("entries") or [data]:
-        at = entry.get("at") or event.at or ""
-        yield f"{at} {str(entry.get('level', 'info')).upper():5} {entry.get('message', '')}"
+        at = entry.get("at") or event.at
+        level = str(entry.get("level", "info")).upper()
+        yield f"{exact(at) if at else ''} {level:5} {entry.get('message', '')}"
 
 
 def event_line(event: fc.Event) -> dict[str, Any]:
-    return {**asdict(event), "at": event.at.isoformat() if event.at else None}
+    """An event as the wire has it; one that is a piece of an answer says the piece in `text`."""
+    line = {**asdict(event), "at": event.at.isoformat() if event.at else None}
+    return {**line, "text": event.text} if event.type == "output" else line

@@ -1,33 +1,44 @@
 """Tables for people, JSON for machines. Data goes to stdout, everything said about it to stderr."""
 
+import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from typing import Any
+from datetime import datetime
+from decimal import Decimal
+from functools import cached_property
+from typing import IO, TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
+from app.cli import ids, table, times
+from app.cli.table import Cell, Column
 from foreman_client.wire import encode_for_people
 
-# Piped into a file or another program there is no screen to fit into.
-PIPED_WIDTH = 240
+if TYPE_CHECKING:
+    from rich.console import Console
 
 STATE_STYLES = {
-    "queued": "cyan",
-    "loading": "yellow",
-    "working": "blue",
-    "done": "green",
-    "failed": "bold red",
-    "cancelled": "magenta",
-    "expired": "red",
-    "skipped": "dim",
-    "stale": "dim red",
-    "dismissed": "dim",
+    "queued": "36",
+    "loading": "33",
+    "working": "34",
+    "done": "32",
+    "failed": "1;31",
+    "cancelled": "35",
+    "expired": "31",
+    "skipped": "2",
+    "stale": "2;31",
+    "dismissed": "2",
 }
-
+DIM = "2"
+# Somebody's words, of any length.
+REMARKS = frozenset({"note", "error", "last_error", "warning", "why"})
+MOMENTS = frozenset({"deadline", "last_used", "last_seen", "reason_since"})
+# Longer numbers are told by their size; --json has all digits.
+MOST_DIGITS = 15
+MANY = 10**MOST_DIGITS
+WIDEST_LABEL = 24
+# Where what is left of the name would say something else.
+LABELS = {"run_at": "due"}
 
 # What makes a terminal do something: C0 but tab and line feed, DEL, C1 (an escape in one character), and what
 # turns the direction of text around. Job data is other people's: it moves nobody's cursor and hides nothing.
@@ -45,10 +56,33 @@ def _dump(value: Any, indent: int | None = None) -> str:
 
 
 class Output:
-    def __init__(self, *, as_json: bool) -> None:
+    """`utc`: moments as they are, rather than how long ago they were."""
+
+    def __init__(self, *, as_json: bool, utc: bool = False) -> None:
         self.as_json = as_json
-        self.console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH, highlight=False)
-        self.notes = Console(stderr=True, highlight=False)
+        self.utc = utc
+
+    @property
+    def is_terminal(self) -> bool:
+        return sys.stdout.isatty()
+
+    @property
+    def width(self) -> int | None:
+        """Piped into a file or another program there is no screen to fit into."""
+        return shutil.get_terminal_size().columns if self.is_terminal else None
+
+    @cached_property
+    def console(self) -> "Console":
+        # Imported where something moves on the screen: it takes as long to load as all the rest.
+        from rich.console import Console
+
+        return Console(highlight=False)
+
+    @cached_property
+    def notes(self) -> "Console":
+        from rich.console import Console
+
+        return Console(stderr=True, highlight=False)
 
     def json(self, value: Any) -> None:
         sys.stdout.write(_dump(value, indent=2) + "\n")
@@ -63,12 +97,18 @@ class Output:
 
     def piece(self, text: str) -> None:
         """A part of a text that is still being made."""
-        self.console.file.write(plain(text))
-        self.console.file.flush()
+        sys.stdout.write(plain(text))
+        sys.stdout.flush()
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, style: str = "") -> None:
         """For the person in front of it; never in the way of the data."""
-        self.notes.print(text, soft_wrap=True)
+        sys.stdout.flush()
+        sys.stderr.write(table.painted(plain(text), style, has_colours(sys.stderr)) + "\n")
+        sys.stderr.flush()
+
+    def aside(self, text: str) -> None:
+        """The same, of what one may well not read."""
+        self.note(text, DIM)
 
     def said(self, answer: Any, words: str) -> None:
         """What was done, in words; for machines, what the server answered."""
@@ -77,79 +117,133 @@ class Output:
     def line(self, answer: Any, words: str) -> None:
         """The same for one of several things."""
         self.json_line(answer) if self.as_json else self.text(words)
+        sys.stdout.flush()
 
     def thing(self, answer: Mapping[str, Any]) -> None:
         """One thing, as the server tells it."""
         self.json(answer) if self.as_json else self.fields(answer.items())
 
     def rows(self, answer: Any, rows: Sequence[Mapping[str, Any]], columns: str, *, empty: str) -> None:
-        """A table of these columns, of those among them that any row has; for machines, the whole answer."""
+        """A table of these columns, of those among them that any row has; for machines, the whole answer.
+
+        The columns come in the order of their importance: the last are the first to go below the rows.
+        """
         if self.as_json:
             self.json(answer)
-            return
-        if not rows:
+        elif not rows:
             self.note(empty)
-            return
-        present = [name for name in columns.split() if any(row.get(name) is not None for row in rows)]
-        shown = present or list(rows[0])
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for name in shown:
-            table.add_column(name.replace("_", " "), no_wrap=name.endswith("id"), overflow="fold")
-        for row in rows:
-            table.add_row(*(cell(name, row.get(name)) for name in shown))
-        self.console.print(table)
+        else:
+            self._lines(self.table(rows, columns))
+
+    def table(self, rows: Sequence[Mapping[str, Any]], columns: str) -> list[str]:
+        present = [name for name in columns.split() if any(_is_said(row.get(name)) for row in rows)]
+        short = self._short(rows)
+        made = [
+            Column(
+                label(name),
+                folds=not _is_rigid(name, rows),
+                remark=name in REMARKS,
+                cells=[self._cell(name, row.get(name), short) for row in rows],
+            )
+            for name in present or list(rows[0])
+        ]
+        return table.lines_of(made, self.width, has_colours(sys.stdout))
+
+    def _short(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+        if not self.is_terminal:
+            return {}
+        return ids.shortened(
+            value
+            for row in rows
+            for name, value in row.items()
+            if name.endswith("_id") and isinstance(value, str)
+        )
+
+    def _cell(self, name: str, value: Any, short: Mapping[str, str]) -> Cell:
+        text = table.one_line(plain(self.words(name, value, brief=self.is_terminal)))
+        return Cell(short.get(text, text), STATE_STYLES.get(text, "") if name == "state" else "")
 
     def fields(self, pairs: Iterable[tuple[str, Any]]) -> None:
         """One thing, a line per field; what it does not have is left out."""
-        table = Table(box=None, show_header=False, pad_edge=False)
-        table.add_column(style="bold", no_wrap=True)
-        table.add_column(overflow="fold")
-        for name, value in pairs:
-            if value not in (None, "", {}, [], ()):
-                table.add_row(Text(plain(name.replace("_", " "))), cell(name, value))
-        self.console.print(table)
+        said = [(name, value) for name, value in pairs if value not in (None, "", {}, [], ())]
+        labels = [plain(label(name)) for name, _ in said]
+        beside = min(WIDEST_LABEL, max(map(len, labels), default=0)) + len(table.GAP)
+        colours = has_colours(sys.stdout)
+        width = self.width
+        room = None if width is None else max(width - beside, 10)
+        for named, (name, value) in zip(labels, said, strict=True):
+            style = STATE_STYLES.get(str(value), "") if name == "state" else ""
+            lines = plain(self.words(name, value)).splitlines()
+            if room is not None:
+                lines = [part for line in lines for part in table.folded_into(line.expandtabs(), room)]
+            first = table.painted(named, table.BOLD, colours) + " " * (beside - len(named))
+            for line in lines or [""]:
+                sys.stdout.write(first + table.painted(line, style, colours) + "\n")
+                first = " " * beside
 
+    def _lines(self, lines: Iterable[str]) -> None:
+        sys.stdout.writelines(f"{line}\n" for line in lines)
 
-def cell(name: str, value: Any) -> Text:
-    if name == "state":
-        return Text(plain(str(value)), style=STATE_STYLES.get(str(value), ""))
-    if value is not None and (name.endswith("_at") or name in {"deadline", "last_used", "last_seen"}):
-        return Text(plain(ago(value)))
-    return Text(plain(_words(value)))
+    def moment(self, moment: datetime | str) -> str:
+        return times.exact(moment) if self.utc else times.ago(moment)
 
-
-def _words(value: Any) -> str:
-    match value:
-        case None | bool():
+    def words(self, name: str, value: Any, *, brief: bool = False) -> str:
+        """A value as people say it; `brief`: where there is little room for it."""
+        if value is None or isinstance(value, bool):
             return {None: "", True: "yes", False: "no"}[value]
-        case float():
-            return f"{value:.3f}".rstrip("0").rstrip(".")
-        case dict() if not any(isinstance(each, (dict, list)) for each in value.values()):
-            return ", ".join(f"{key}={_words(each)}" for key, each in value.items())
-        case list() if all(isinstance(each, str) for each in value):
-            return ", ".join(value)
-        case dict() | list():
-            return encode_for_people(value)
-    return str(value)
-
-
-def ago(value: datetime | str) -> str:
-    """'12 s ago', 'in 5 min': what people want to know of a time."""
-    try:
-        moment = datetime.fromisoformat(value) if isinstance(value, str) else value
-    except ValueError:
+        if _is_moment(name) and isinstance(value, (str, datetime)):
+            return self.moment(value)
+        if isinstance(value, (int, float, Decimal)):
+            if name.endswith("_seconds") and 0 <= value < MANY:
+                return times.duration(float(value))
+            return _number(value, brief=brief)
+        match value:
+            case dict() if not any(isinstance(each, (dict, list)) for each in value.values()):
+                return ", ".join(
+                    f"{key}={self.words('', each)}" for key, each in value.items() if each is not None
+                )
+            case list() if all(isinstance(each, str) for each in value):
+                return ", ".join(value)
+            case dict() | list():
+                return encode_for_people(value)
         return str(value)
-    seconds = (datetime.now(UTC) - moment.astimezone(UTC)).total_seconds()
-    return f"in {duration(-seconds)}" if seconds < -1 else f"{duration(max(0.0, seconds))} ago"
 
 
-def duration(seconds: float) -> str:
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    for limit, unit, size in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
-        if seconds < limit:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86_400:.0f} d"
+def has_colours(stream: IO[str]) -> bool:
+    """https://no-color.org"""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def label(name: str) -> str:
+    """`created_at` is when it was created; `oldest_queued_seconds` says its unit itself."""
+    return LABELS.get(name) or name.removesuffix("_at").removesuffix("_seconds").replace("_", " ")
+
+
+def _is_said(value: Any) -> bool:
+    return value not in (None, "", [], {})
+
+
+def _is_moment(name: str) -> bool:
+    return name.endswith("_at") or name in MOMENTS
+
+
+def _is_rigid(name: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """What would make no sense in two lines: ids, states, moments, numbers."""
+    if name == "state" or _is_moment(name):
+        return True
+    values = [row.get(name) for row in rows]
+    if name.endswith("_id"):
+        return all(value is None or ids.is_whole(str(value)) for value in values)
+    return all(value is None or isinstance(value, (bool, int, float, Decimal)) for value in values)
+
+
+def _number(value: int | float | Decimal, *, brief: bool) -> str:
+    size = abs(Decimal(value))
+    if brief and size >= MANY and size.is_finite():
+        return f"{Decimal(value):.2e}"
+    if isinstance(value, float):
+        return f"{value:.3f}".rstrip("0").rstrip(".")
+    return str(value)
 
 
 def rows_in(answer: Any, name: str) -> list[dict[str, Any]]:

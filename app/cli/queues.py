@@ -4,13 +4,17 @@ from typing import Annotated, Any
 
 import typer
 
+from app.cli import completion
+from app.cli.errors import CommandError
 from app.cli.output import rows_in
-from app.cli.session import CommandError, Commands, ListByDefault, Session
+from app.cli.session import Commands, ListByDefault, Session
 from app.cli.values import json_object, settings
 
 commands = Commands(name="queues", help="Look at queues and steer them.", cls=ListByDefault)
 
-Name = Annotated[str, typer.Argument(help="Name of the queue.", show_default=False)]
+Name = Annotated[
+    str, typer.Argument(help="Name of the queue.", show_default=False, autocompletion=completion.queues)
+]
 SETTINGS = (
     "max_depth max_running rate fair_by max_attempts backoff_seconds lease_seconds retention payload_schema "
     "key max_active max_queued when_full stale_policy"
@@ -25,7 +29,7 @@ def list_queues(session: Session) -> None:
     rows = [
         queue | (queue.get("counts") or {}) | (queue.get("ages") or {}) for queue in rows_in(answer, "queues")
     ]
-    columns = f"name paused {COUNTED} oldest_queued_seconds gated_by max_depth max_running rate"
+    columns = f"name paused paused_by {COUNTED} oldest_queued_seconds gated_by max_depth max_running rate"
     session.out.rows(answer, rows, columns, empty="No queues.")
 
 

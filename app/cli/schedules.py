@@ -4,12 +4,17 @@ from typing import Annotated
 
 import typer
 
-from app.cli.session import CommandError, Commands, ListByDefault, Session
+from app.cli import completion
+from app.cli.errors import CommandError
+from app.cli.session import Commands, ListByDefault, Session
 from app.cli.values import json_object
 
 commands = Commands(name="schedules", help="Periodic jobs.", cls=ListByDefault)
 
-Name = Annotated[str, typer.Argument(help="Name of the schedule.", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(help="Name of the schedule.", show_default=False, autocompletion=completion.schedules),
+]
 
 
 @commands.remote("list")

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from app.cli.errors import CommandError, ExitCode
 from app.cli.output import Output
-from app.cli.session import CommandError, Commands, ExitCode, exit_codes
+from app.cli.session import Commands, exit_codes
 
 if TYPE_CHECKING:
     from app.secretbox import SecretBox

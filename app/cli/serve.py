@@ -54,15 +54,26 @@ def serve(**flags: Any) -> None:
     """Serve the API and run jobs. With no FOREMAN_DATABASE_URL it brings its own PostgreSQL."""
     with problems_told():
         settings = load_settings(**flags)
+        _refuse_work_for_nobody(settings)
         from app.server.serve import serve as run  # what is wrong with the settings is said at once
 
         run(settings)
 
 
+def _refuse_work_for_nobody(settings: Settings) -> None:
+    if settings.role == "worker" and settings.database_url is None:
+        raise SettingsError(
+            "FOREMAN_DATABASE_URL is not set: a worker runs the jobs of a database that servers submit to, "
+            "and one of its own would stay empty.\n"
+            "Give it the servers' database (FOREMAN_DATABASE_URL or --database-url); or run `foreman serve`, "
+            "which serves and works in one process."
+        )
+
+
 @commands.command("work")
 @with_setting_flags("role")
 def work(**flags: Any) -> None:
-    """Only run jobs: the same as `serve --role worker`."""
+    """Only run jobs, of a database that servers submit to: the same as `serve --role worker`."""
     serve(**flags, role="worker")
 
 

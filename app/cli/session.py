@@ -6,55 +6,45 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from enum import IntEnum
 from functools import cached_property
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import typer
-from typer.core import TyperGroup
 
 import foreman_client as fc
+from app.cli import completion, ids
+from app.cli.errors import CommandError, ExitCode
 from app.cli.output import Output, plain, rows_in
+from app.cli.parameters import LightCommand, LightGroup
 
 Command = TypeVar("Command", bound=Callable[..., None])
 Row = TypeVar("Row")
 
 # A person is waiting: long enough for a restart, short enough to tell them.
 RETRY_SECONDS = 3.0
+DEFAULT_URL = "http://127.0.0.1:8080"
 
 
-class ExitCode(IntEnum):
-    """Documented in docs/cli.md; scripts rely on them."""
-
-    DONE = 0
-    JOB_UNSUCCESSFUL = 1
-    USAGE = 2
-    NOT_FOUND = 3
-    UNREACHABLE = 4
-    UNAUTHORIZED = 5
-    CONFLICT = 6
-    TOO_MUCH = 7
-    TIMED_OUT = 8
-    INTERRUPTED = 130
+def address_of(server: str | None) -> str:
+    return (server or os.environ.get("FOREMAN_URL") or DEFAULT_URL).rstrip("/")
 
 
-class CommandError(Exception):
-    """A command that cannot go on: said in one line on stderr."""
+def client(server: str | None, **options: Any) -> "fc.Foreman":
+    from app.cli.quick_transport import chosen
 
-    def __init__(self, message: str, code: ExitCode = ExitCode.USAGE) -> None:
-        super().__init__(message)
-        self.code = code
+    url = address_of(server)
+    return fc.Foreman(url, transport_class=chosen(url), **options)
 
 
 class Session:
-    def __init__(self, server: str | None, as_json: bool) -> None:
+    def __init__(self, server: str | None, as_json: bool, utc: bool = False) -> None:
         self._server = server
-        self.out = Output(as_json=as_json)
+        self.out = Output(as_json=as_json, utc=utc)
 
     @cached_property
     def foreman(self) -> "fc.Foreman":
-        # Quoted, and made on demand: the HTTP client takes longer to load than all the rest.
-        return fc.Foreman(self._server, retry_seconds=RETRY_SECONDS)
+        # Quoted, and made on demand: whoever only asks for help does not pay for it.
+        return client(self._server, retry_seconds=RETRY_SECONDS)
 
     def close(self) -> None:
         if "foreman" in self.__dict__:
@@ -69,6 +59,10 @@ class Session:
             if not self._has(collection):
                 raise CommandError(f"this server has no {collection}", ExitCode.NOT_FOUND) from None
             raise
+
+    def job_id(self, text: str) -> str:
+        """The whole id of a job, of which a table may have shown a short one."""
+        return text if ids.is_whole(text) else ids.job_id(self.foreman, text)
 
     def show_list(self, path: str, columns: str, *, empty: str, query: dict[str, Any] | None = None) -> None:
         """Show a whole collection."""
@@ -116,7 +110,7 @@ def up_to(
     return rows, cursor
 
 
-class ListByDefault(TyperGroup):
+class ListByDefault(LightGroup):
     """`foreman queues --json` is short for `foreman queues list --json`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -130,8 +124,33 @@ SERVER = Annotated[
     typer.Option("--server", "-s", help="Address of the server (FOREMAN_URL).", show_default=False),
 ]
 JSON = Annotated[bool, typer.Option("--json", help="JSON on stdout, for machines; streams as JSON lines.")]
+UTC = Annotated[
+    bool, typer.Option("--utc", help="Moments as they are, in UTC, instead of how long ago they were.")
+]
 
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=200)]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=200, help="At most so many.")]
+Since = Annotated[
+    str | None, typer.Option(help="Made at or after: 1h, 2d (ago), or 2030-01-31T12:00.", show_default=False)
+]
+Until = Annotated[
+    str | None, typer.Option(help="Made before: 1h, 2d (ago), or 2030-01-31T12:00.", show_default=False)
+]
+Queue = Annotated[
+    str | None,
+    typer.Option(
+        "--queue", "-q", help="Only of this queue.", autocompletion=completion.queues, show_default=False
+    ),
+]
+Kind = Annotated[
+    str | None,
+    typer.Option(
+        "--kind", "-k", help="Only of this kind.", autocompletion=completion.kinds, show_default=False
+    ),
+]
+
+
+class MayBeShort:
+    """Marks a parameter that is a job's id, and may be a short one."""
 
 
 def option(name: str, default: object, annotation: Any) -> inspect.Parameter:
@@ -142,18 +161,26 @@ class Commands(typer.Typer):
     """The commands of one module: a group of that name, or without a name beside the others."""
 
     def remote(self, name: str) -> Callable[[Command], Command]:
-        """A command that takes a Session gets --server and --json, and its errors become exit codes."""
+        """A command that takes a Session gets --server, --json and --utc, and its errors become exit codes.
+
+        A parameter that is a `JobId` comes to it whole.
+        """
 
         def register(command: Command) -> Command:
-            @functools.wraps(command)
-            def run(*args: Any, server: str | None = None, json: bool = False, **options: Any) -> None:
-                with exit_codes(), closing(Session(server, json)) as session:
-                    command(session, *args, **options)
-
             _, *own = inspect.signature(command, eval_str=True).parameters.values()
-            shared = [option("server", None, SERVER), option("json", False, JSON)]
+            may_be_short = [each.name for each in own if MayBeShort in get_args(each.annotation)]
+
+            @functools.wraps(command)
+            def run(server: str | None, json: bool, utc: bool, **options: Any) -> None:
+                with exit_codes(), closing(Session(server, json, utc)) as session:
+                    for each in may_be_short:
+                        if options[each] is not None:
+                            options[each] = session.job_id(options[each])
+                    command(session, **options)
+
+            shared = [option("server", None, SERVER), option("json", False, JSON), option("utc", False, UTC)]
             run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-            self.command(name)(run)
+            self.command(name, cls=LightCommand)(run)
             return command
 
         return register
@@ -163,6 +190,8 @@ class Commands(typer.Typer):
 def exit_codes() -> Iterator[None]:
     try:
         yield
+        # What is still to be written fails here, and not when Python ends.
+        sys.stdout.flush()
     except (fc.ForemanError, CommandError) as error:
         typer.echo(plain(f"foreman: {error}"), err=True)
         raise typer.Exit(exit_code_of(error)) from None

@@ -1,14 +1,18 @@
 """foreman submit: hand in a job, and wait for it or follow it if asked to."""
 
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
 import foreman_client as fc
-from app.cli.live import detachable, show_result
+from app.cli import completion
+from app.cli.errors import CommandError
 from app.cli.live import follow as follow_job
-from app.cli.session import CommandError, Commands, Session
-from app.cli.values import json_object, pairs, seconds, text_of
+from app.cli.session import Commands, Session
+from app.cli.times import ahead, seconds
+from app.cli.values import json_object, pairs, secret, text_of
+from app.cli.waiting import wait_for
 
 commands = Commands()
 
@@ -20,23 +24,65 @@ def submit(  # noqa: PLR0913, PLR0917  # one parameter for each flag
         str | None, typer.Argument(help="What to say to the model; - reads stdin.", show_default=False)
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", help="Model of a chat or generate job.")
+        str | None,
+        typer.Option(
+            "--model", "-m", help="Model of a chat or generate job.", autocompletion=completion.models
+        ),
     ] = None,
     kind: Annotated[
-        str, typer.Option("--kind", "-k", help="chat, generate, embed, http, noop or a worker's.")
+        str,
+        typer.Option(
+            "--kind",
+            "-k",
+            help="chat, generate, embed, http, noop or a worker's.",
+            autocompletion=completion.kinds,
+        ),
     ] = "chat",
     payload: Annotated[
         str | None, typer.Option("--payload", "-p", help="The work as a JSON object; @file and - are read.")
     ] = None,
-    queue: Annotated[str | None, typer.Option("--queue", "-q")] = None,
+    queue: Annotated[
+        str | None,
+        typer.Option("--queue", "-q", help="default, if none is named.", autocompletion=completion.queues),
+    ] = None,
     priority: Annotated[int | None, typer.Option(help="-100 to 100, higher first.")] = None,
-    delay: Annotated[str | None, typer.Option(help="Not before: 30s, 5m, 2h.")] = None,
-    deadline: Annotated[str | None, typer.Option(help="Give up after: 30s, 5m, 2h.")] = None,
-    max_attempts: Annotated[int | None, typer.Option()] = None,
+    delay: Annotated[str | None, typer.Option(help="Not before so long: 30s, 5m, 2h.")] = None,
+    run_at: Annotated[
+        str | None, typer.Option(help="Not before this moment: 2030-01-31T12:00, or in 5m, +5m.")
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(help="Give up after so long (30s, 5m, 2h), or at this moment.")
+    ] = None,
+    max_duration: Annotated[str | None, typer.Option(help="Of one attempt: 30s, 5m, 2h.")] = None,
+    max_attempts: Annotated[int | None, typer.Option(help="How often it is tried in all.")] = None,
+    backoff: Annotated[
+        str | None, typer.Option(help="Waits between attempts, separated by commas: 5s,30s,2m.")
+    ] = None,
+    depends_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A job that must be done first; any number of times.", autocompletion=completion.job_ids
+        ),
+    ] = None,
+    on_dependency_failure: Annotated[
+        str | None, typer.Option(help="What to do when one of those fails: cancel (if not said) or run.")
+    ] = None,
     metadata: Annotated[list[str] | None, typer.Option(help="key=value, any number of times.")] = None,
-    target: Annotated[str | None, typer.Option(help="Pin to one target.")] = None,
-    parent: Annotated[str | None, typer.Option(help="A job this one belongs to.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Pin to one target.", autocompletion=completion.targets)
+    ] = None,
+    parent: Annotated[
+        str | None, typer.Option(help="A job this one belongs to.", autocompletion=completion.job_ids)
+    ] = None,
     webhook: Annotated[str | None, typer.Option(help="URL that is told of every change of state.")] = None,
+    webhook_event: Annotated[
+        list[str] | None,
+        typer.Option(help="Tell only of this (done, failed, progress …); any number of times."),
+    ] = None,
+    webhook_secret: Annotated[
+        str | None,
+        typer.Option(help="whsec_… to sign with: from a file (@name), stdin (-) or a variable (env:NAME)."),
+    ] = None,
     idempotency_key: Annotated[
         str | None, typer.Option(help="The same key makes the same job, once.")
     ] = None,
@@ -44,28 +90,54 @@ def submit(  # noqa: PLR0913, PLR0917  # one parameter for each flag
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait, showing text and progress.")] = False,
     timeout: Annotated[str | None, typer.Option(help="With --wait: how long (30s, 5m).")] = None,
 ) -> None:
-    """Hand in a job: `foreman submit -m echo "hello"`, or `foreman submit --kind report --payload '{…}'`."""
+    """Hand in a job.
+
+    Such as `foreman submit -m echo "hello"`, or `foreman submit --kind report --payload '{…}' --wait`.
+    """
+    if [prompt, payload, webhook_secret].count("-") > 1:
+        raise CommandError("only one thing can be read from stdin")
+    if timeout is not None and (follow or not wait):
+        raise CommandError("--timeout goes with --wait")
+    limit = seconds(timeout, "--timeout")
     work = _work(kind, prompt, model, json_object(payload, "--payload"))
     options: dict[str, Any] = {
         "queue": queue,
         "priority": priority,
-        "delay_seconds": seconds(delay, "--delay"),
-        "deadline_seconds": seconds(deadline, "--deadline"),
+        **_moments(delay, run_at, deadline),
+        "max_duration_seconds": seconds(max_duration, "--max-duration"),
         "max_attempts": max_attempts,
+        "backoff_seconds": [seconds(each, "--backoff") for each in backoff.split(",")] if backoff else None,
+        "depends_on": [session.job_id(each) for each in depends_on or ()] or None,
+        "on_dependency_failure": on_dependency_failure,
         "metadata": pairs(metadata, "--metadata") or None,
         "target": target,
         "state_webhook_url": webhook,
-        **({"parent_id": parent} if parent else {}),
+        "webhook_events": webhook_event or None,
+        "webhook_secret": secret(webhook_secret, "--webhook-secret"),
+        **({"parent_id": session.job_id(parent)} if parent else {}),
     }
-    limit = seconds(timeout, "--timeout")
     handle = session.foreman.submit(kind, work, idempotency_key=idempotency_key, **options)
-    if follow:
-        session.out.note(f"[dim]job {handle.job_id}[/dim]")
-        follow_job(session, handle.job_id)
-    elif wait:
-        wait_for(session, handle.job_id, limit)
-    else:
+    if not (follow or wait):
         _receipt(session, handle)
+        return
+    # Before anything else: whoever goes away now knows what to come back to.
+    session.out.aside(f"job {handle.job_id}")
+    if follow:
+        follow_job(session, handle.job_id)
+    else:
+        wait_for(session, handle.job_id, limit)
+
+
+def _moments(delay: str | None, run_at: str | None, deadline: str | None) -> dict[str, Any]:
+    """How long is told as that, so that the server's clock counts."""
+    if delay is not None and run_at is not None:
+        raise CommandError("give --delay or --run-at, not both")
+    begin = seconds(delay, "--delay") if run_at is None else ahead(run_at, "--run-at")
+    end = None if deadline is None else ahead(deadline, "--deadline")
+    return {
+        "run_at" if isinstance(begin, datetime) else "delay_seconds": begin,
+        "deadline" if isinstance(end, datetime) else "deadline_seconds": end,
+    }
 
 
 def _work(
@@ -100,22 +172,6 @@ def _receipt(session: Session, handle: "fc.JobHandle") -> None:
         return
     session.out.text(handle.job_id)
     if handle.replayed:
-        session.out.note("[dim]this idempotency key was used before: the job of that time[/dim]")
+        session.out.aside("this idempotency key was used before: the job of that time")
     elif handle.outcome != "accepted":
-        session.out.note(f"[dim]{handle.outcome}[/dim]")
-
-
-def wait_for(session: Session, job_id: str, timeout: float | None) -> None:
-    """Wait, and show the result; with --json the whole job, however it ended."""
-    out = session.out
-    try:
-        with detachable(out, job_id):
-            job = session.foreman.wait(job_id, timeout)
-    except fc.JobUnsuccessful as ended:
-        if out.as_json:
-            out.json(ended.job.raw)
-        raise
-    if out.as_json:
-        out.json(job.raw)
-    elif job.result is not None:
-        show_result(out, job)
+        session.out.aside(handle.outcome)

@@ -4,8 +4,10 @@ from typing import Annotated, Any
 
 import typer
 
-from app.cli.session import CommandError, Commands, ListByDefault, Session
-from app.cli.values import text_of
+from app.cli import completion
+from app.cli.errors import CommandError
+from app.cli.session import Commands, ListByDefault, Session
+from app.cli.values import secret
 
 commands = Commands(
     name="targets",
@@ -13,11 +15,13 @@ commands = Commands(
     cls=ListByDefault,
 )
 
-Name = Annotated[str, typer.Argument(help="Name of the target.", show_default=False)]
-COLUMNS = "name dialect url state slots models resident breaker warning origin"
+Name = Annotated[
+    str,
+    typer.Argument(help="Name of the target.", show_default=False, autocompletion=completion.targets),
+]
+COLUMNS = "name state url dialect slots resident models breaker origin warning"
 # What a target is made of; the rest of what is shown is how it is doing.
 FIELDS = "url dialect slots tags wake"
-STDIN = "-"
 
 
 @commands.remote("list")
@@ -41,7 +45,8 @@ def set_target(  # noqa: PLR0913, PLR0917 - an option each
     slots: Annotated[int | None, typer.Option(help="How many jobs it runs at once.")] = None,
     tag: Annotated[list[str] | None, typer.Option(help="A word to choose it by; repeatable.")] = None,
     token: Annotated[
-        str | None, typer.Option(help="Its bearer token, from a file with @name or from stdin with -.")
+        str | None,
+        typer.Option(help="Its bearer token: from a file (@name), stdin (-) or a variable (env:NAME)."),
     ] = None,
     wake_mac: Annotated[str | None, typer.Option(help="Wake it by a magic packet to this address.")] = None,
     wake_url: Annotated[str | None, typer.Option(help="Wake it by calling this URL.")] = None,
@@ -50,9 +55,6 @@ def set_target(  # noqa: PLR0913, PLR0917 - an option each
 
     What is not named stays as it is.
     """
-    if token is not None and token != STDIN and not token.startswith("@"):
-        # Whoever lists processes or reads the shell's history would see it.
-        raise CommandError("--token: give it from a file (@name) or from stdin (-)")
     if wake_mac is not None and wake_url is not None:
         raise CommandError("give --wake-mac or --wake-url, not both")
     changes: dict[str, Any] = {
@@ -60,7 +62,7 @@ def set_target(  # noqa: PLR0913, PLR0917 - an option each
         "dialect": dialect,
         "slots": slots,
         "tags": tag,
-        "token": None if token is None else text_of(token).strip(),
+        "token": secret(token, "--token"),
         "wake": {"mac": wake_mac} if wake_mac else {"url": wake_url} if wake_url else None,
     }
     # The server takes a target as a whole, but keeps a token that is not spoken of.

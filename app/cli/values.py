@@ -1,26 +1,13 @@
 """What people type, made into what the wire wants."""
 
-import re
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from app.cli.session import CommandError
+from app.cli.errors import CommandError
 from foreman_client.wire import decode
-
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
-
-
-def seconds(text: str | None, option: str) -> float | None:
-    """30, 30s, 5m, 2h or 1d."""
-    if text is None:
-        return None
-    found = _DURATION.fullmatch(text.strip().lower())
-    if found is None or found[2] not in _UNITS:
-        raise CommandError(f"{option}: {text!r} is not a duration; write 30, 30s, 5m, 2h or 1d")
-    return float(found[1]) * _UNITS[found[2]]
 
 
 def number(text: str, option: str) -> int:
@@ -78,3 +65,25 @@ def text_of(text: str) -> str:
         except (OSError, UnicodeError) as error:
             raise CommandError(f"cannot read {text[1:]}: {error}") from None
     return text
+
+
+def secret(text: str | None, option: str) -> str | None:
+    """From a file with @name, from stdin with -, or from a variable with env:NAME.
+
+    Not by itself: whoever lists processes or reads the shell's history would see it.
+    """
+    if text is None:
+        return None
+    if text.startswith("env:"):
+        found = os.environ.get(text[4:], "")
+    elif text == "-" or text.startswith("@"):
+        found = text_of(text)
+    else:
+        raise CommandError(
+            f"{option}: give it from a file (@name), from stdin (-) or from a variable (env:NAME)"
+        )
+    if not found.strip():
+        raise CommandError(
+            f"{option}: there is nothing in {'stdin' if text == '-' else text.removeprefix('@')}"
+        )
+    return found.strip()

@@ -4,14 +4,12 @@ import time
 from typing import Annotated
 
 import typer
-from rich.live import Live
-from rich.table import Table
 
 import foreman_client as fc
+from app.cli import completion
 from app.cli.jobs import COLUMNS, row
 from app.cli.live import follow
-from app.cli.output import cell
-from app.cli.session import Commands, Session
+from app.cli.session import Commands, MayBeShort, Queue, Session
 from foreman_client.wire import without_password
 
 REFRESH_SECONDS = 1.0
@@ -25,15 +23,24 @@ commands = Commands()
 def watch(
     session: Session,
     job_id: Annotated[
-        str | None, typer.Argument(help="Id of the job; without one, the newest jobs.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="Id of the job; without one, the newest jobs.",
+            show_default=False,
+            autocompletion=completion.job_ids,
+        ),
+        MayBeShort,
     ] = None,
-    queue: Annotated[str | None, typer.Option("--queue", "-q", help="Only this queue.")] = None,
+    queue: Queue = None,
 ) -> None:
-    """Watch a job until it ends, its text and progress as they come; or the newest jobs, until Ctrl-C."""
+    """Watch a job until it ends, or the newest jobs.
+
+    Of a job text and progress as they come; of the newest jobs the table, until Ctrl-C.
+    """
     if job_id is not None:
         job = follow(session, job_id)
         if not session.out.as_json:
-            session.out.note(f"[dim]{job.job_id} {job.state}[/dim]")
+            session.out.aside(f"{job.job_id} {job.state}")
     elif session.out.as_json:
         _changes(session, queue)
     else:
@@ -56,17 +63,14 @@ def _changes(session: Session, queue: str | None) -> None:
 
 
 def _table(session: Session, queue: str | None) -> None:
-    columns = COLUMNS.split()
-    with Live(
-        console=session.out.console, auto_refresh=False, screen=session.out.console.is_terminal
-    ) as live:
+    from rich.live import Live
+    from rich.text import Text
+
+    out = session.out
+    title = f"{without_password(session.foreman.url)}  (Ctrl-C to leave)\n"
+    with Live(console=out.console, auto_refresh=False, screen=out.is_terminal) as live:
         while True:
-            server = without_password(session.foreman.url)
-            table = Table(box=None, header_style="bold", title=f"{server}  (Ctrl-C to leave)")
-            for name in columns:
-                table.add_column(name.replace("_", " "), no_wrap=name == "job_id")
-            for job in _newest(session, queue):
-                shown = row(job)
-                table.add_row(*(cell(name, shown.get(name)) for name in columns))
-            live.update(table, refresh=True)
+            rows = [row(job) for job in _newest(session, queue)]
+            lines = out.table(rows, COLUMNS) if rows else ["No jobs."]
+            live.update(Text.from_ansi("\n".join([title, *lines])), refresh=True)
             time.sleep(REFRESH_SECONDS)

@@ -1,18 +1,25 @@
 """A receiver for trying things out: takes deliveries on a local port, verifies them and shows them."""
 
+import ipaddress
+import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import urlsplit
 
-from rich.text import Text
-
-from app.cli.output import STATE_STYLES, Output, plain
+from app.cli.output import DIM, STATE_STYLES, Output, has_colours, plain
+from app.cli.table import painted
+from app.cli.times import exact
 from app.jobs.signing import SignatureInvalid, parse_secret, verify
 from foreman_client.wire import decode, encode_for_people
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 READ_SECONDS = 20.0
+# What a delivery says beside its state.
+TOLD = ("error", "result")
 
 
 class Listener(ThreadingHTTPServer):
@@ -23,15 +30,35 @@ class Listener(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, secrets: Sequence[str], status: int, show: "Show") -> None:
         for secret in secrets:
             parse_secret(secret)
-        super().__init__((host, port), _Handler)
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        super().__init__((host.strip("[]"), port), _Handler)
         self.secrets = secrets
         self.status = status
         self.show = show
 
-    @property
-    def url(self) -> str:
-        host, port = self.server_address[:2]
-        return f"http://{host!s}:{port}/"
+    def url_for(self, server: str) -> str:
+        """By which the server at this address may call: where all addresses are taken, the one it sees."""
+        host, port = str(self.server_address[0]), self.server_address[1]
+        if ipaddress.ip_address(host).is_unspecified:
+            host = _address_towards(server, self.address_family) or socket.gethostname()
+        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+    def cannot_be_reached_by(self, server: str) -> bool:
+        """It listens to this machine alone, and the server is on another."""
+        is_local = ipaddress.ip_address(str(self.server_address[0])).is_loopback
+        towards = _address_towards(server, socket.AF_INET) or _address_towards(server, socket.AF_INET6)
+        return is_local and towards is not None and not ipaddress.ip_address(towards).is_loopback
+
+
+def _address_towards(server: str, family: int) -> str | None:
+    """The address of this machine that packets to the server leave from. Nothing is sent."""
+    parts = urlsplit(server)
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((parts.hostname or "", parts.port or 80))
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError):
+        return None
 
 
 class Delivery:
@@ -117,28 +144,33 @@ class Showing:
                 }
             )
         else:
-            self._out.console.print(self._line(delivery, again))
+            sys.stdout.write(self._line(delivery, again) + "\n")
+            sys.stdout.flush()
 
-    def _line(self, delivery: Delivery, again: bool) -> Text:
+    def _line(self, delivery: Delivery, again: bool) -> str:
         data = delivery.message.get("data") if isinstance(delivery.message, dict) else None
         data = data if isinstance(data, dict) else {}
-        state = str(data.get("state", ""))
         kind = str(delivery.message.get("type", "?")) if isinstance(delivery.message, dict) else "?"
-        line = Text(time.strftime("%H:%M:%S "), style="dim")
-        line.append(plain(f"{delivery.id or '(no webhook-id)'} "), style="default")
-        line.append(plain(f"{kind} "), style=STATE_STYLES.get(state, ""))
         if delivery.verified:
-            line.append("signature verified", style="green")
+            trusted = ("signature verified", "32")
         elif delivery.problem:
-            line.append(plain(f"NOT TRUSTED: {delivery.problem}"), style="bold red")
+            trusted = (f"NOT TRUSTED: {delivery.problem}", "1;31")
         else:
-            line.append("signature not checked", style="yellow")
-        if again:
-            line.append(" (again)", style="yellow")
-        for name in ("error", "result"):
-            if data.get(name) is not None:
-                line.append(plain(f" {name} {_short(data[name])}"), style="default")
-        return line
+            trusted = ("signature not checked", "33")
+        parts = [
+            (exact(datetime.now(UTC)), DIM),
+            (delivery.id or "(no webhook-id)", ""),
+            (kind, STATE_STYLES.get(str(data.get("state", "")), "")),
+            trusted,
+            ("(again)" if again else "", "33"),
+            *(
+                (f"{name} {_short(data[name])}", "")
+                for name in ("error", "result")
+                if data.get(name) is not None
+            ),
+        ]
+        colours = has_colours(sys.stdout)
+        return " ".join(painted(plain(text), style, colours) for text, style in parts if text)
 
 
 def _short(value: Any) -> str:

@@ -5,12 +5,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from app.cli import completion
+from app.cli.errors import CommandError
 from app.cli.jobs import JobId
 from app.cli.output import Output, rows_in
-from app.cli.session import CommandError, Commands, Session, exit_codes
+from app.cli.session import SERVER, Commands, Limit, Session, address_of, exit_codes
+from foreman_client.wire import without_password
 
 OF_JOB = "job"
-COLUMNS = "delivery_id seq type state tries last_status last_error next_try_at delivered_at"
+COLUMNS = "delivery_id type state tries last_status next_try_at delivered_at last_error"
 
 
 class _JobOrCommand(TyperGroup):
@@ -35,13 +38,17 @@ commands = Commands(
 def of_job(
     session: Session,
     job_id: JobId,
-    redeliver: Annotated[str | None, typer.Option(metavar="DELIVERY_ID", help="Send this one again.")] = None,
+    redeliver: Annotated[
+        str | None, typer.Option(metavar="DELIVERY_ID", help="Send this one again: its id, or its seq.")
+    ] = None,
 ) -> None:
     """The webhook deliveries of a job, and how they went."""
     path = f"/jobs/{job_id}/webhooks"
     if redeliver is not None:
-        answer = session.foreman.call("POST", f"{path}/{redeliver}/redeliver", body={})
-        session.out.said(answer, f"{redeliver} is sent again")
+        # However its job was written.
+        delivery_id = f"{job_id}-{redeliver.rpartition('-')[2]}"
+        answer = session.foreman.call("POST", f"{path}/{delivery_id}/redeliver", body={})
+        session.out.said(answer, f"{delivery_id} is sent again")
         return
     with session.route_of_job(job_id, "webhooks"):
         answer = session.foreman.call("GET", path)
@@ -52,13 +59,18 @@ def of_job(
 def list_all(
     session: Session,
     host: Annotated[str | None, typer.Option(help="Only this receiver: host, or host:port.")] = None,
-    state: Annotated[str | None, typer.Option(help="pending, delivered, given_up or refused.")] = None,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=200)] = 50,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            help="pending, delivered, given_up or refused.", autocompletion=completion.delivery_states
+        ),
+    ] = None,
+    limit: Limit = 50,
 ) -> None:
     """The webhook deliveries of all jobs, those of the newest jobs first."""
     query = {"host": host, "state": state, "limit": str(limit)}
     answer = session.call("GET", "/webhooks", query=query)
-    _show(session.out, answer, f"host {COLUMNS}")
+    _show(session.out, answer, COLUMNS.replace("type", "host type"))
 
 
 def _show(out: Output, answer: Any, columns: str) -> None:
@@ -66,11 +78,11 @@ def _show(out: Output, answer: Any, columns: str) -> None:
 
 
 @commands.command("listen")
-def listen(
+def listen(  # one parameter for each flag
     port: Annotated[
         int, typer.Option(help="Port to listen on; 0 takes a free one.", min=0, max=65535)
     ] = 9000,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     secret: Annotated[
         str | None,
         typer.Option(
@@ -80,6 +92,7 @@ def listen(
         ),
     ] = None,
     status: Annotated[int, typer.Option(help="What to answer what is trusted.", min=200, max=599)] = 204,
+    server: SERVER = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document per delivery.")] = False,
 ) -> None:
     """Receive webhooks on this machine, verify and show them."""
@@ -95,12 +108,18 @@ def listen(
             raise CommandError(f"--secret: {problem}") from None
         except OSError as problem:
             raise CommandError(f"cannot listen on {host}:{port}: {problem.strerror or problem}") from None
-        out.note(f"Listening on {listener.url}; Ctrl-C ends it.")
-        if secret is None:
-            job = (
-                f'{{"kind": "noop", "state_webhook_url": "{listener.url}", "webhook_secret": "{secrets[0]}"}}'
+        caller = address_of(server)
+        url = listener.url_for(caller)
+        out.note(f"Listening on {url}; Ctrl-C ends it.")
+        if listener.cannot_be_reached_by(caller):
+            out.note(
+                f"{without_password(caller)} is another machine, and cannot call this one so: --host 0.0.0.0"
             )
-            out.note(f"\nTo see something:\n\n  curl -s http://127.0.0.1:8080/jobs -d '{job}'\n")
+        if secret is None:
+            submit = f"foreman submit --kind noop --webhook {url} --webhook-secret -"
+            if server:
+                submit += f" --server {without_password(server)}"
+            out.note(f"\nTo see something:\n\n  echo {secrets[0]} | {submit}\n")
         try:
             listener.serve_forever()
         finally:

@@ -45,7 +45,7 @@ class EventWriter:
         self._hub = hub
         self.live = live
         self._batcher: Batcher[NewEvent, Appended | None] = Batcher(
-            self._flush, max_weight=MAX_ROWS, weight=_weight
+            "events", self._flush, max_weight=MAX_ROWS, weight=_weight
         )
         # Those that have said something which is not written down yet; and the timer of their next beat.
         self._speaking: set[Transcript] = set()

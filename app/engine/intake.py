@@ -55,10 +55,10 @@ class Intake:
         self._known_queues: Remembered[str, None] = Remembered()
         self.managed = ManagedEnqueue(database, book, memory)
         self._plain = self._batcher(
-            lambda submissions: enqueue.enqueue(database, submissions), in_flight=IN_FLIGHT
+            "submissions", lambda submissions: enqueue.enqueue(database, submissions), in_flight=IN_FLIGHT
         )
         # By a way of their own: whoever has to wait for a key's lock does not hold up the others.
-        self._managed = self._batcher(self.managed.enqueue)
+        self._managed = self._batcher("managed_submissions", self.managed.enqueue)
 
     async def submit(self, submission: Submission) -> Receipt:
         self.begin_trace(submission)
@@ -125,7 +125,10 @@ class Intake:
         await self._managed.drain()
 
     def _batcher(
-        self, write: Callable[[Sequence[Submission]], Awaitable[enqueue.Enqueued]], in_flight: int = 1
+        self,
+        name: str,
+        write: Callable[[Sequence[Submission]], Awaitable[enqueue.Enqueued]],
+        in_flight: int = 1,
     ) -> Batcher[Submission, Receipt]:
         async def flush(submissions: Sequence[Submission]) -> list[Receipt | Exception]:
             await self.know_queues(submissions)
@@ -134,6 +137,7 @@ class Intake:
             return changes.answers
 
         return Batcher(
+            name,
             flush,
             max_weight=MAX_ROWS,
             weight=lambda each: len(each.jobs),

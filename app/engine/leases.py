@@ -14,7 +14,7 @@ class Leases:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._batcher: Batcher[Sequence[Beat], dict[str, Lease]] = Batcher(
-            self._flush, max_weight=1000, weight=len
+            "leases", self._flush, max_weight=1000, weight=len
         )
 
     async def renew(self, beats: Sequence[Beat]) -> dict[str, Lease]:

@@ -1,5 +1,6 @@
 """All that makes queues more than lists, put together: settings, gates, the way in, the loops."""
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from app.config import Settings
@@ -11,6 +12,7 @@ from app.engine.reconciler import Reconciler
 from app.engine.scheduler import Scheduler
 from app.engine.settings_refresher import SettingsRefresher
 from app.engine.unblocker import Unblocker
+from app.errors import Unavailable
 from app.events.hub import Hub
 from app.jobs.queue_settings import usual_retention
 from app.loops.parts import Part
@@ -21,12 +23,10 @@ from app.store.database import Database
 from app.store.heads import heads_of
 from app.store.key_memory import KeyMemory
 from app.store.queues import QueueBook
-from app.telemetry import QUEUE_JOBS, QUEUE_OLDEST
+from app.telemetry import LOOK_SECONDS, QUEUE_JOBS, QUEUE_OLDEST, Names
 
 if TYPE_CHECKING:
     from app.tracing.tracer import Tracer
-
-MAX_MEASURED = 200
 
 
 class Queues:
@@ -78,11 +78,18 @@ class Queues:
 
     async def measure(self) -> None:
         """Bring the gauges of the queues up to date, for whoever reads the metrics."""
-        counts = await self.census.take()
+        try:
+            counts = await self.census.take_within(LOOK_SECONDS)
+        except Unavailable:
+            # Better nothing than what was true some time ago.
+            counts = {}
         QUEUE_JOBS.clear()
         QUEUE_OLDEST.clear()
-        # Callers name queues as they like; no more of them than a metrics server can stand.
-        for name in sorted(counts)[:MAX_MEASURED]:
-            for state, jobs in counts[name].states.items():
-                QUEUE_JOBS.labels(name, state).set(jobs)
-            QUEUE_OLDEST.labels(name).set(counts[name].oldest_queued_seconds or 0)
+        names, oldest = Names(), defaultdict[str, float](float)
+        for queue in sorted(queue for queue, count in counts.items() if any(count.states.values())):
+            [name] = names.known(queue)
+            for state, jobs in counts[queue].states.items():
+                QUEUE_JOBS.labels(name, state).inc(jobs)
+            oldest[name] = max(oldest[name], counts[queue].oldest_queued_seconds or 0)
+        for name, seconds in oldest.items():
+            QUEUE_OLDEST.labels(name).set(seconds)

@@ -217,7 +217,7 @@ class RemoteClaims:
             async def flush(claimants: Sequence[Claimant]) -> Sequence[Jobs | Exception]:
                 return await self._claim(queue, lanes, claimants, brief)
 
-            counter = Batcher(flush, max_weight=MAX_CLAIMED, weight=lambda claimant: claimant.limit)
+            counter = Batcher("claims", flush, max_weight=MAX_CLAIMED, weight=lambda claimant: claimant.limit)
             self._counters.put((queue, lanes, brief), counter)
         return counter
 

@@ -22,7 +22,7 @@ from app.store import schedules
 from app.store.database import Database, translated
 from app.store.enqueue import Enqueued
 from app.store.idempotency import Receipt, Submission
-from app.store.schedules import DueSchedule, Ticked
+from app.store.schedules import DueSchedule, Schedule, Ticked
 from app.telemetry import TICKS
 
 log = structlog.get_logger()
@@ -66,12 +66,12 @@ class Scheduler(Loop):
                 # it is put off, for the others are behind it.
                 log.exception("scheduler.no_next_tick", schedule=schedule.name)
                 ticked = Ticked(now, "error", error=f"the next tick is not known: {type(problem).__name__}")
-                await schedules.move_on(connection, schedule.name, now + PUT_OFF, ticked)
+                await schedules.move_on(connection, schedule.name, now + PUT_OFF, [ticked])
                 return True
-            for tick in ticks:
-                ticked = await self._enqueue(connection, schedule, tick, enqueued)
-                TICKS.labels(ticked.outcome).inc()
-            await schedules.move_on(connection, schedule.name, following, ticked)
+            outcomes = [await self._enqueue(connection, schedule, tick, enqueued) for tick in ticks]
+            await schedules.move_on(connection, schedule.name, following, outcomes)
+        for ticked in outcomes:
+            TICKS.labels(ticked.outcome).inc()
         for submission, changes in enqueued:
             self._intake.announce([submission], changes)
         return True
@@ -86,7 +86,7 @@ class Scheduler(Loop):
         """One job; what is wrong with it is remembered, and the schedule goes on."""
         try:
             size = len(schedule.job)
-            job = await off_loop(size, _job, schedule)
+            job = await off_loop(size, job_of, schedule)
             submission = Submission([job], job.tenant)
             self._intake.begin_trace(submission)
             await off_loop(size, self._intake.apply_rules, [job])
@@ -110,7 +110,8 @@ class Scheduler(Loop):
         return Ticked(tick, answer.outcome, answer.job_id)
 
 
-def _job(schedule: DueSchedule) -> NewJob:
+def job_of(schedule: Schedule) -> NewJob:
+    """A job as this schedule makes them."""
     body = schedule.job.encode()
     job = parse_job(body, schedule.tenant, MAX_DEPTH)
     metadata = orjson.loads(job.metadata) if job.metadata else {}

@@ -37,7 +37,13 @@ class Settler:
         self._database = database
         self._hub = hub
         self._batcher: Batcher[Group, list[Settled]] = Batcher(
-            self._flush, max_weight=MAX_ROWS, weight=len, size=_size, in_flight=IN_FLIGHT, keys=_jobs
+            "settlements",
+            self._flush,
+            max_weight=MAX_ROWS,
+            weight=len,
+            size=_size,
+            in_flight=IN_FLIGHT,
+            keys=_jobs,
         )
 
     async def settle(self, settlement: Settlement) -> Settled:

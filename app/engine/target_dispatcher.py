@@ -29,7 +29,7 @@ from app.store.targets import park, record_resident
 from app.targets.affinity import affinity_of, choose
 from app.targets.registry import Registry
 from app.targets.target import Target
-from app.telemetry import SWAPS, SWAPS_AVOIDED
+from app.telemetry import SWAPS, SWAPS_AVOIDED, TARGET_SLOTS_USED, Names
 
 log = structlog.get_logger()
 
@@ -74,6 +74,13 @@ class TargetDispatcher(Loop):
     def _running_on(self, target: str) -> int:
         pools = [pool for _, pool in self._pools.values()] + self._retired
         return sum(pool.running + pool.settling for pool in pools if pool.name == target)
+
+    async def measure(self) -> None:
+        """How many slots of each target this process uses, for whoever reads the metrics."""
+        TARGET_SLOTS_USED.clear()
+        names = Names()
+        for target in self._registry.targets:
+            TARGET_SLOTS_USED.labels(*names.known(target.name)).set(self._running_on(target.name))
 
     def _targets_ready(self, changes: Changes[None]) -> None:
         self._hub.announce(changes)

@@ -13,18 +13,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import orjson
 import structlog
 
 from app.events.log import LogReader
 from app.events.neighbours import GREET_SECONDS, Neighbours
-from app.jobs.outcomes import code_of
 from app.loops.alarm import Alarm
 from app.loops.loop import Loop
 from app.store import notices, read
-from app.store.changes import Changes, Counted, Failure
+from app.store.changes import Changes, Failure
 from app.store.database import Database
-from app.telemetry import NOTICES, WATCHED
+from app.telemetry import NOTICES, WATCHED, SparingLog, child, observe_all
 
 # How long hints are gathered before they leave together; longer while they follow each other closely.
 GATHER_SECONDS = 0.004
@@ -94,8 +92,9 @@ class Hub:
         self._untold: Changes[None] = Changes()
         # Somebody has just come, and is to look around.
         self._newcomer = False
-        self._metrics: dict[Counted, Any] = {}
+        self._bad_ends = SparingLog(log)
         self._connection: notices.Listener | None = None
+        self._lost_at: float | None = None
         self.closing = False
         self._sent = 0.0
         self._looked = 0.0
@@ -113,6 +112,7 @@ class Hub:
         await asyncio.gather(self._sender.stop(), self._poller.stop(), self._listener.stop())
         if self._connection is not None:
             self._connection.close()
+        self._bad_ends.tell_the_rest()
 
     def close_watches(self) -> None:
         """Shutting down: everyone who waits on the line is answered now, with what there is."""
@@ -130,9 +130,11 @@ class Hub:
         if self._neighbours.may_listen:
             self._tell_others(changes)
         for counted, number in changes.counts.items():
-            self._count(counted, number)
+            child(*counted).inc(number)
+        for counted, seconds in changes.durations.items():
+            observe_all(child(*counted), seconds)
         for failure in changes.failed:
-            _log_failure(failure)
+            self._log_failure(failure)
         if self._on_announced is not None:
             self._on_announced(changes)
 
@@ -155,13 +157,17 @@ class Hub:
         if changes.jobs or changes.work:
             self._changed_somewhere()
 
-    def _count(self, counted: Counted, number: int) -> None:
-        metric = self._metrics.get(counted)
-        if metric is None:
-            # Looked up once: labels() on the hot path would cost more than the rest.
-            counter, labels = counted
-            metric = self._metrics[counted] = counter.labels(*labels) if labels else counter
-        metric.inc(number)
+    def _log_failure(self, failure: Failure) -> None:
+        """A job ended badly. Of its error only the code: the message is the target's or the worker's text."""
+        self._bad_ends.warning(
+            f"job.{failure.state}",
+            job_id=failure.job_id,
+            kind=failure.kind,
+            queue=failure.queue,
+            attempt=failure.attempt,
+            code=failure.code,
+            request_id=failure.request_id,
+        )
 
     def nudge(self, job_id: str) -> None:
         """Wake who watches this job in this process; for what never reaches the database as such."""
@@ -247,6 +253,11 @@ class Hub:
         self._connection = await notices.Listener.open(
             self._listen_url or "", self._database.listening, self._heard, self._lost
         )
+        if self._lost_at is not None:
+            # A longer one was told of while it lasted, too (app/store/outage.py).
+            seconds = round(time.monotonic() - self._lost_at, 1)
+            log.warning("hub.listens_again", seconds=seconds)
+            self._lost_at = None
         await self._connection.greet(self._origin, asks=True)
         # Whatever was said while nobody listened is looked up.
         self._poller.wake()
@@ -254,6 +265,8 @@ class Hub:
 
     def _lost(self) -> None:
         self._neighbours.lost()
+        if self._lost_at is None:
+            self._lost_at = time.monotonic()
         # Replaced at once, not at the next look.
         self._listener.wake()
 
@@ -295,15 +308,3 @@ class Hub:
     def _changed_somewhere(self) -> None:
         for callback in self._on_change:
             callback()
-
-
-def _log_failure(failure: Failure) -> None:
-    """A job failed for good. Of its error only the code: the message is the target's or the worker's text."""
-    log.warning(
-        "job.failed",
-        job_id=failure.job_id,
-        kind=failure.kind,
-        queue=failure.queue,
-        attempt=failure.attempt,
-        code=code_of(orjson.loads(failure.error)) if failure.error else None,
-    )

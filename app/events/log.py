@@ -22,7 +22,7 @@ class LogReader:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._batcher: Batcher[Want, Page | None] = Batcher(
-            self._flush, max_weight=MAX_BYTES, weight=_weight, in_flight=IN_FLIGHT
+            "log", self._flush, max_weight=MAX_BYTES, weight=_weight, in_flight=IN_FLIGHT
         )
 
     async def read(self, want: Want) -> Page | None:

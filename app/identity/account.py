@@ -38,6 +38,7 @@ class Account:
         "key_id",
         "long_polls",
         "max_connections",
+        "name",
         "rate",
         "requests",
         "said",
@@ -55,9 +56,11 @@ class Account:
         scopes: Iterable[Scope],
         limits: Limits,
         *,
+        name: str | None = None,
         lease_secret: bytes | None = None,
     ) -> None:
         self.key_id = key_id
+        self.name = name
         self.tenant = tenant
         self.scopes = frozenset(scopes)
         self._lease_secret = lease_secret

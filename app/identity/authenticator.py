@@ -9,8 +9,10 @@ A string that is no key by its checksum never costs a query. Keys are looked up 
 that takes tells nothing about a key.
 """
 
+import secrets
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 import structlog
@@ -22,7 +24,7 @@ from app.identity.limits import Limits
 from app.identity.scopes import Scope
 from app.loops.batcher import Batcher
 from app.loops.loop import Loop
-from app.store import api_keys
+from app.store import api_keys, sessions
 from app.store.database import Database
 from app.store.remembered import Remembered
 from app.telemetry import UNAUTHENTICATED
@@ -36,6 +38,14 @@ BELIEVED_SECONDS = 0.9
 FORGET_SECONDS = 60.0
 NOTE_SECONDS = 60.0
 MAX_LOOKED_UP = 500
+SESSION_BYTES = 32
+
+
+class Visit(NamedTuple):
+    """A session that was looked up just now, and how long that is believed."""
+
+    account: Account
+    believed_until: float
 
 
 class Authenticator(Loop):
@@ -48,7 +58,9 @@ class Authenticator(Loop):
         self._said: dict[bytes | None, Account] = {}
         # By id: from when on another use is worth a write.
         self._noted: Remembered[str, float] = Remembered()
-        self._look_ups: Batcher[bytes, Account] = Batcher(self._look_up, max_weight=MAX_LOOKED_UP)
+        # By the hash of a session's cookie.
+        self._visits: Remembered[bytes, Visit] = Remembered()
+        self._look_ups: Batcher[bytes, Account] = Batcher("keys", self._look_up, max_weight=MAX_LOOKED_UP)
         super().__init__("authenticator", self._ask_again, interval=ASK_SECONDS)
 
     def recall(self, authorization: bytes | None, now: float) -> Account | None:
@@ -78,6 +90,42 @@ class Authenticator(Loop):
             account.said = authorization
             self._said[authorization] = account
         return account
+
+    # -- sessions of the dashboard ---------------------------------------------------------------------
+
+    async def open_session(self, account: Account, seconds: float) -> str:
+        """For a person who came with that key: what the browser is to send from now on."""
+        assert account.key_id is not None  # noqa: S101  # only a key is signed in with
+        token = secrets.token_urlsafe(SESSION_BYTES)
+        await sessions.add(self._database, hash_of(token.encode()), account.key_id, seconds)
+        return token
+
+    async def visitor(self, token: bytes | None) -> Account:
+        """Whose session this is: as good as its key, for as long as both hold. Raises Unauthorized."""
+        if token is None:
+            raise _refused("missing", "Sign in with an API key.")
+        digest = hash_of(token)
+        now = time.perf_counter()
+        visit = self._visits.get(digest)
+        if visit is None or now >= visit.believed_until or visit.account.ended:
+            visit = await self._look_up_session(digest, now)
+        visit.account.used = True
+        return visit.account
+
+    async def _look_up_session(self, digest: bytes, now: float) -> Visit:
+        found = await sessions.find(self._database, digest)
+        if found is None:
+            self._visits.forget(digest)
+            raise _refused("session", "This session has ended: sign in again.")
+        account = await self._look_ups.put(found.key_hash)
+        visit = Visit(account, now + min(BELIEVED_SECONDS, found.ends_in_seconds))
+        self._visits.put(digest, visit)
+        return visit
+
+    async def end_session(self, token: bytes) -> None:
+        digest = hash_of(token)
+        self._visits.forget(digest)
+        await sessions.end(self._database, digest)
 
     async def note_use(self) -> None:
         """Write down which keys were used, now rather than in a while."""
@@ -113,6 +161,7 @@ class Authenticator(Loop):
                 found.tenant,
                 [Scope(each) for each in found.scopes if each in set(Scope)],
                 msgspec.json.decode(found.limits, type=Limits).over(self._usual),
+                name=found.name,
                 lease_secret=digest,
             )
         self._believe(account, found, now)

@@ -60,6 +60,19 @@ def next_tick(expression: str, timezone: str, after: datetime) -> datetime | Non
         return None
 
 
+# Whoever lists schedules asks for the same ones again and again.
+@lru_cache(maxsize=4096)
+def ticks_from(expression: str, timezone: str, first: datetime, number: int) -> tuple[datetime, ...]:
+    """The next so many ticks, of which `first` is the first; fewer when there are no more for decades."""
+    ticks = [first]
+    while len(ticks) < number:
+        tick = next_tick(expression, timezone, ticks[-1])
+        if tick is None:
+            break
+        ticks.append(tick)
+    return tuple(ticks)
+
+
 def _is_at_set_times(expression: str) -> bool:
     """Such a tick comes once for each time on the clock, as Debian's cron has it. All others come as often as
     the clock shows their time."""

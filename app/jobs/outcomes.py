@@ -14,11 +14,11 @@ class JobError:
 
 
 # A worker over HTTP may put anything there; only what looks like a code is one.
-_CODE = re.compile(r"[\w.:-]{1,100}")
+_CODE = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 
 
 def code_of(error: object) -> str | None:
-    """The code of an error as it is kept. Logs and traces tell no more of it: the message is foreign text."""
+    """The code of an error as it is kept. Nobody but its job is told more: the message is foreign text."""
     code = error.get("code") if isinstance(error, dict) else None
     return code if isinstance(code, str) and _CODE.fullmatch(code) else None
 

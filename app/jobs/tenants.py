@@ -20,3 +20,9 @@ def scoped(tenant: str, name: str) -> str:
 def unscoped(tenant: str, kept: str) -> str:
     """The name as its tenant knows it."""
     return kept.removeprefix(f"{tenant}{_SEPARATOR}")
+
+
+def owned(kept: str) -> tuple[str, str]:
+    """Whose name it is, and the name as its tenant knows it."""
+    tenant, separator, name = kept.partition(_SEPARATOR)
+    return (tenant, name) if separator else (DEFAULT_TENANT, kept)

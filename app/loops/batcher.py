@@ -15,6 +15,7 @@ import structlog
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from app.errors import Unavailable
+from app.telemetry import BATCH_SIZES
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -32,7 +33,7 @@ log = structlog.get_logger()
 
 
 class Batcher(Generic[Item, Answer]):
-    """Hands items to `flush` in batches and each waiter its own answer.
+    """Hands items to `flush` in batches and each waiter its own answer. Its `name` is for the metrics.
 
     A batch is bounded twice: by `weight`, how many rows an item is, and by `size`, how many bytes; an item
     that is too much by itself leaves alone. `in_flight` says how many flushes may run side by side. Of items
@@ -41,6 +42,7 @@ class Batcher(Generic[Item, Answer]):
 
     def __init__(
         self,
+        name: str,
         flush: Flush[Item, Answer],
         *,
         max_weight: int = 500,
@@ -51,6 +53,7 @@ class Batcher(Generic[Item, Answer]):
         keys: Callable[[Item], Iterable[str]] | None = None,
     ) -> None:
         self._flush = flush
+        self._sizes = BATCH_SIZES.labels(name)
         self._max_weight = max_weight
         self._weight = weight
         self._max_size = max_size
@@ -135,6 +138,7 @@ class Batcher(Generic[Item, Answer]):
         return batch
 
     async def _flush_batch(self, batch: list[Entry[Item, Answer]]) -> None:
+        self._sizes.observe(len(batch))
         try:
             answers = await self._flush([item for item, _, _ in batch])
         except Unavailable as problem:

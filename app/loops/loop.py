@@ -8,6 +8,7 @@ import structlog
 
 from app.errors import DatabaseUnavailable, Unavailable
 from app.loops.alarm import Alarm
+from app.telemetry import LOOP_FAILURES, child
 
 log = structlog.get_logger()
 
@@ -65,12 +66,16 @@ class Loop:
                 failures += 1
                 rest = self._pause(problem, failures)
                 if isinstance(problem, DatabaseUnavailable):
+                    why = "database_away"
                     # Told once for the whole process (app/store/outage.py), not by each loop.
                     log.debug("loop.database_away", loop=self.name, retry_seconds=round(rest, 2))
                 elif isinstance(problem, Unavailable):
+                    why = "unavailable"
                     log.warning("loop.unavailable", loop=self.name, problem=problem.detail)
                 else:
+                    why = "bug"
                     log.exception("loop.failed", loop=self.name)
+                child(LOOP_FAILURES, (self.name, why)).inc()
             await self._rest(self._interval if rest is None else rest)
         self._alarm.put_away()
 

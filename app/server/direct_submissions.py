@@ -167,6 +167,7 @@ class DirectSubmissions:
             trace.traceparent,
             trace.tracestate,
         )
+        job.key_id = account.key_id
         submission = Submission([job], account.tenant)
         key = headers.get(b"idempotency-key")
         if key is not None:

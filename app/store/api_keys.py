@@ -31,6 +31,7 @@ class KnownKey(msgspec.Struct, gc=False):
 
     id: str
     tenant: str
+    name: str
     scopes: list[str]
     limits: str
     # From now on; below zero when it has expired.
@@ -154,3 +155,14 @@ async def add_first(database: Database, key: NewKey, tell: Callable[[ApiKey], No
 
 def limits_text(limits: object) -> str:
     return orjson.dumps(msgspec.to_builtins(limits)).decode()
+
+
+SUBMITTERS = """
+SELECT j.id, k.name FROM jobs j CROSS JOIN LATERAL (SELECT name FROM api_keys WHERE id = j.key_id LIMIT 1) AS k
+WHERE j.id = ANY ($1::text[]) AND j.tenant = $2
+"""
+
+
+async def submitters(database: Database, job_ids: Sequence[str], tenant: str) -> dict[str, str]:
+    """The names of the keys that submitted these jobs, by job; where that is not known, it is missing."""
+    return {row["id"]: row["name"] for row in await database.fetch(SUBMITTERS, list(job_ids), tenant)}

@@ -6,6 +6,7 @@ began, each once, in the order of their ids; a job that fails again after its re
 """
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -41,7 +42,9 @@ ACTIONS: Mapping[str, frozenset[State]] = {
 }
 
 
-def look_statement(action: str, wanted: Filter, arguments: list[object], *, limit: int, looked: int) -> str:
+def look_statement(
+    action: str, wanted: Filter, arguments: list[object], *, limit: int, looked: int, columns: str = "id"
+) -> str:
     """The next jobs in the order of their ids, after $2 and up to $3; $1 is the tenant.
 
     Along the index of each state, where they have one: a few failed jobs among millions that are done.
@@ -49,7 +52,7 @@ def look_statement(action: str, wanted: Filter, arguments: list[object], *, limi
     known = replace(wanted, states=states_of(action, wanted))
     matching = " AND ".join(["tenant = $1", *read.conditions(known, arguments)])
     looks = read.ways(known, arguments)[0]
-    return read.look_statement(looks, "ASC", matching, limit=limit, looked=looked)
+    return read.look_statement(looks, "ASC", matching, limit=limit, looked=looked, columns=columns)
 
 
 def _as_far_as_looked(rows: Sequence[Any], limit: int) -> tuple[list[str], str | None]:
@@ -68,29 +71,45 @@ def states_of(action: str, wanted: Filter) -> list[str]:
 _COUNT = """
 WITH found AS MATERIALIZED ({looks})
 , bound AS (SELECT min(looked_to) AS id FROM found)
-SELECT bound.id AS looked_to, count(DISTINCT found.id) FILTER (WHERE bound.id IS NULL OR found.id <= bound.id) AS jobs
-FROM bound CROSS JOIN found GROUP BY bound.id
+SELECT bound.id AS looked_to, found.state,
+       count(DISTINCT found.id) FILTER (WHERE bound.id IS NULL OR found.id <= bound.id) AS jobs
+FROM bound CROSS JOIN found GROUP BY bound.id, found.state
 """
+
+
+class Count(msgspec.Struct):
+    """How many jobs an operation would visit, by their states."""
+
+    by_state: dict[str, int]
+    # Whether all were counted; if not, there are at least so many.
+    is_whole: bool
+
+    @property
+    def jobs(self) -> int:
+        return min(sum(self.by_state.values()), MAX_COUNT)
 
 
 async def count(
     database: Database, action: str, wanted: Filter, tenant: str, seconds: float | None = None
-) -> int | None:
-    """How many jobs an operation would visit now; no further than MAX_COUNT. None when that takes longer than so
-    many seconds. In steps: a statement that reads millions of rows would keep the dead ones of others alive."""
+) -> Count:
+    """How many jobs an operation would visit now; no further than MAX_COUNT, nor for much longer than so many
+    seconds. In steps: a statement that reads millions of rows would keep the dead ones of others alive."""
     ends = None if seconds is None else time.monotonic() + seconds
-    found, after, until = 0, "", new_id()
-    while found < MAX_COUNT:
+    found: Counter[str] = Counter()
+    after, until = "", new_id()
+    while found.total() < MAX_COUNT:
         arguments: list[object] = [tenant, after, until]
-        looks = look_statement(action, wanted, arguments, limit=COUNT_LOOKED + 1, looked=COUNT_LOOKED)
-        [row] = await database.fetch_in_order(_COUNT.format(looks=looks), *arguments)
-        found += int(row["jobs"])
-        if row["looked_to"] is None:
-            return min(found, MAX_COUNT)
+        looks = look_statement(
+            action, wanted, arguments, limit=COUNT_LOOKED + 1, looked=COUNT_LOOKED, columns="id, state"
+        )
+        rows = await database.fetch_in_order(_COUNT.format(looks=looks), *arguments)
+        found.update({row["state"]: row["jobs"] for row in rows if row["jobs"]})
+        after = rows[0]["looked_to"]
+        if after is None:
+            return Count(dict(found), is_whole=True)
         if ends is not None and time.monotonic() > ends:
-            return None
-        after = row["looked_to"]
-    return MAX_COUNT
+            return Count(dict(found), is_whole=False)
+    return Count(dict(found), is_whole=False)
 
 
 class Operation(msgspec.Struct, gc=False):
@@ -120,7 +139,9 @@ VALUES ($1, $2, $3, $4::jsonb, $5, $1) RETURNING {_COLUMNS}
 
 async def begin(database: Database, action: str, wanted: Filter, tenant: str) -> Changes[Operation]:
     """Write the operation down; some replica's runner will take its steps. What would take long to count is not."""
-    matched = await count(database, action, wanted, tenant, COUNT_SECONDS)
+    counted = await count(database, action, wanted, tenant, COUNT_SECONDS)
+    # The million counts as a number, although there may be more.
+    matched = counted.jobs if counted.is_whole or counted.jobs == MAX_COUNT else None
     [record] = await database.fetch(BEGIN, new_id(), tenant, action, _write(wanted), matched)
     return Changes([Operation(*record)], operations=True)
 
@@ -203,7 +224,7 @@ async def forget_old(database: Database) -> None:
     await database.execute(FORGET)
 
 
-_KEPT = ("queue", "kind", "model", "since", "until", "metadata")
+_KEPT = ("queue", "kind", "model", "since", "until", "metadata", "error", "worker", "id_prefix")
 
 
 def _write(wanted: Filter) -> str:

@@ -1,12 +1,9 @@
 """How many jobs each queue has in which state, how old and how fast: one look at all queues, kept for a moment.
 
 Live jobs are counted from small partial indexes, ended ones are read from tallies, so finished millions cost
-nothing. With a million waiting jobs a look takes its time; then it is repeated only after ten times as long as it
-took, a minute at most, and everybody who asks meanwhile gets the last one.
+nothing. With a million waiting jobs a look takes its time, and is kept for a while.
 """
 
-import asyncio
-import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -17,13 +14,10 @@ from app.jobs.queue_settings import QueueSettings, Rate
 from app.jobs.states import RUNNING, State
 from app.store import limits
 from app.store.database import Database
+from app.store.kept import Kept
 from app.store.tables.live import IN_LANES
 from app.store.tallies import ENQUEUED, RATE_SECONDS
 
-# A look that takes no longer than this is taken anew each time.
-CHEAP_SECONDS = 0.1
-KEEP_SHARE = 10
-LONGEST_KEPT_SECONDS = 60.0
 NEVER = datetime.min.replace(tzinfo=UTC)
 
 LOOK = f"""
@@ -77,6 +71,11 @@ class QueueCount:
     def running(self) -> int:
         return sum(self.states[state] for state in RUNNING)
 
+    @property
+    def live(self) -> int:
+        """Those that have not ended."""
+        return self.states[State.QUEUED] + self.running
+
     def gated_by(self, settings: QueueSettings, *, paused: bool) -> Gate | None:
         """What keeps this queue's claimable jobs from being claimed; None when nothing does."""
         if paused:
@@ -96,23 +95,14 @@ class QueueCount:
         return limits.refill_seconds(rate, self.tokens + waited * rate.per_second) > 0
 
 
-class Census:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._lock = asyncio.Lock()
-        self._counts: dict[str, QueueCount] = {}
-        self._good_until = 0.0
+class Census(Kept[dict[str, QueueCount]]):
+    """By queue; one that has never had a job is missing."""
 
-    async def take(self) -> dict[str, QueueCount]:
-        """By queue; one that has never had a job is missing."""
-        async with self._lock:
-            if time.monotonic() >= self._good_until:
-                began = time.monotonic()
-                self._counts = _read(await self._database.fetch(LOOK))
-                took = time.monotonic() - began
-                kept = min(KEEP_SHARE * took, LONGEST_KEPT_SECONDS) if took > CHEAP_SECONDS else 0
-                self._good_until = time.monotonic() + kept
-            return self._counts
+    def __init__(self, database: Database) -> None:
+        async def look() -> dict[str, QueueCount]:
+            return _read(await database.fetch(LOOK))
+
+        super().__init__(look)
 
 
 def _read(rows: list[Any]) -> dict[str, QueueCount]:

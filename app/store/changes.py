@@ -4,16 +4,19 @@ Whoever calls a verb announces what it returns, after the commit; it needs not k
 cross the processes as a hint (see notices.py), so a `Changes` that is heard may have come from another replica.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from operator import iadd, ior
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
+import orjson
 from prometheus_client import Counter as Metric
 
-from app.jobs.states import RUNNING, TERMINAL
+from app.jobs.outcomes import code_of
+from app.jobs.states import RUNNING, TERMINAL, State, Verb
 from app.store.job import BriefJob, ClaimedJob, LeasedJob
+from app.telemetry import ENDED, JOB_RUN, OTHER, RETRIED, Counted
 
 # (queue, lane): where jobs are claimed.
 Place = tuple[str, str]
@@ -21,20 +24,45 @@ Place = tuple[str, str]
 Key = tuple[str, str]
 # (job, seq): one event of its log.
 Seq = tuple[str, int]
-# A metric and its labels.
-Counted = tuple[Metric, tuple[str, ...]]
 
 Answer = TypeVar("Answer")
 
+# The ends that nobody asked for.
+BAD = frozenset({State.FAILED, State.EXPIRED, State.STALE})
+# After these the job runs again, and has one attempt less.
+AGAIN = frozenset({Verb.RETRY, Verb.RESCUE})
+
 
 class Failure(NamedTuple):
-    """A job that failed for good. `error` is JSON text."""
+    """A job that failed for good, was late or superseded. `error` is JSON text."""
 
     job_id: str
     kind: str
     queue: str
+    state: str
     attempt: int
     error: str | None
+    request_id: str | None
+
+    @property
+    def code(self) -> str | None:
+        return _code(self.error)
+
+
+def _code(error: str | None) -> str | None:
+    return code_of(orjson.loads(error)) if error else None
+
+
+class Durations(defaultdict[Counted, list[float]]):
+    """Seconds, by the histogram that they belong to."""
+
+    def __init__(self) -> None:
+        super().__init__(list)
+
+    def __iadd__(self, other: Mapping[Counted, list[float]]) -> Self:
+        for counted, seconds in other.items():
+            self[counted] += seconds
+        return self
 
 
 @dataclass(slots=True)
@@ -68,29 +96,48 @@ class Changes(Generic[Answer]):
     accepted: Counter[str] = field(default_factory=Counter)
     failed: list[Failure] = field(default_factory=list)
     counts: Counter[Counted] = field(default_factory=Counter)
+    durations: Durations = field(default_factory=Durations)
     # What a trace is made of (see app/tracing): jobs that were claimed, and by which events waits and runs ended.
     claimed: tuple[ClaimedJob | LeasedJob | BriefJob, ...] = field(default=(), compare=False)
     left: list[Seq] = field(default_factory=list, compare=False)
 
-    def moved(self, job: Mapping[str, Any], *, ran: bool) -> None:
-        """A row of `MOVED` (see effects.py) entered its state; `ran`: whether it was running before."""
-        job_id, state, queue, key = job["id"], job["state"], job["queue"], job["key"]
-        self.jobs.add(job_id)
-        if state in RUNNING:
-            return
-        self.left.append((job_id, job["seq"]))
-        if ran:
-            self.stopped.add(queue)
-        # Nearly always there is neither; this is on the way of every job.
-        if key is not None:
-            self.keys.add((queue, key))
-        if job["has_dependents"] and state in TERMINAL:
-            self.ended.add(job_id)
-        if state == "queued":
-            if job["ready"]:
-                self.work.add((queue, job["lane"]))
-            else:
-                self.delayed = True
+    def moved(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Rows of `told` (see effects.py) entered their states. This is on the way of every job."""
+        # Counted where they are all together, not one by one.
+        stops: defaultdict[tuple[str, str, str, str], list[float | None]] = defaultdict(list)
+        for job in rows:
+            job_id, state, queue, key = job["id"], job["state"], job["queue"], job["key"]
+            self.jobs.add(job_id)
+            if state in RUNNING:
+                continue
+            self.left.append((job_id, job["seq"]))
+            stops[queue, job["kind"], state, job["verb"]].append(job["ran"])
+            # Nearly always there is neither.
+            if key is not None:
+                self.keys.add((queue, key))
+            if state == "queued":
+                self._waits_again(job)
+                continue
+            if job["has_dependents"]:
+                self.ended.add(job_id)
+            if state in BAD:
+                failure = (job["kind"], queue, state, job["attempt"], job["error"], job["request_id"])
+                self.failed.append(Failure(job_id, *failure))
+        for (queue, kind, state, verb), ran in stops.items():
+            seconds = [each for each in ran if each is not None]
+            if seconds:
+                self.stopped.add(queue)
+                self.durations[JOB_RUN, (queue, kind, verb)] += seconds
+            if state in TERMINAL:
+                self.count(ENDED, queue, kind, state, by=len(ran))
+
+    def _waits_again(self, job: Mapping[str, Any]) -> None:
+        if job["ready"]:
+            self.work.add((job["queue"], job["lane"]))
+        else:
+            self.delayed = True
+        if job["verb"] in AGAIN:
+            self.count(RETRIED, job["queue"], job["kind"], _code(job["error"]) or OTHER)
 
     def count(self, metric: Metric, *labels: str, by: int = 1) -> None:
         self.counts[metric, labels] += by

@@ -31,7 +31,7 @@ from app.store.queues import QueueBook
 from app.store.remembered import Remembered
 from app.store.rows import arrays, as_rows, columns, looked_up
 from app.store.tables.live import IN_LANES
-from app.telemetry import CLAIMED, SETTLEMENTS
+from app.telemetry import CLAIM_SECONDS, CLAIMED, JOB_WAIT, SETTLEMENTS
 
 # The order of the ranges is the array's order, and the LIMITs make the walk lazy: rows beyond the limit are
 # neither read nor locked. MATERIALIZED is a fence; without it the plan may update more than the limit. What is locked is
@@ -87,7 +87,11 @@ _TELLS = "(NOT logs_itself OR webhook_url IS NOT NULL)"
 def _claiming(row: type[Struct], *, starts: bool = False) -> str:
     """What is done with the jobs that are due, and told of them. `starts`: → working in the same commit, each edge with
     its event."""
-    made = {"started": str(starts).lower(), "stored_artifacts": "NULL::text"}
+    made = {
+        "started": str(starts).lower(),
+        "stored_artifacts": "NULL::text",
+        "waited_seconds": "greatest(0, date_part('epoch', statement_timestamp() - ready_at))",
+    }
     # No more than is needed of a wide row: what is returned is copied.
     needed = dict.fromkeys((*row.__struct_fields__, *_BESIDE)).keys() - made
     data = """'{"attempt":' || (j.attempt + 1) || ',"worker":' || to_json(assigned.worker) || '}'"""
@@ -232,7 +236,7 @@ class Claims:
         `starts`: and → working in the same commit, because nothing has to be made ready for them.
         """
         request = _Request(ClaimedJob, queue, lanes, claimants, runs_on, starts)
-        changes = _changes(await self._claim_if_open(request))
+        changes = await self._claim_if_open(request)
         if starts:
             changes.count(SETTLEMENTS, Verb.START.value, "true", by=len(changes.answers))
         return changes
@@ -241,18 +245,19 @@ class Claims:
         self, queue: str, lanes: Sequence[str], claimants: Sequence[Claimant]
     ) -> Changes[LeasedJob]:
         """The same with all that a worker over HTTP is told."""
-        return _changes(await self._claim_if_open(_Request(LeasedJob, queue, lanes, claimants)))
+        return await self._claim_if_open(_Request(LeasedJob, queue, lanes, claimants))
 
     async def claim_brief(
         self, queue: str, lanes: Sequence[str], claimants: Sequence[Claimant]
     ) -> Changes[BriefJob]:
         """The same with what it takes to run them."""
-        return _changes(await self._claim_if_open(_Request(BriefJob, queue, lanes, claimants)))
+        return await self._claim_if_open(_Request(BriefJob, queue, lanes, claimants))
 
-    async def _claim_if_open(self, asked: _Request[Claimed]) -> list[Claimed]:
+    async def _claim_if_open(self, asked: _Request[Claimed]) -> Changes[Claimed]:
         queue = asked.queue
         if self.closed_seconds(queue) is not None:
-            return []
+            return Changes()
+        began = time.monotonic()
         try:
             claimed = await self._claim_by_rules(asked)
         except Unavailable:
@@ -266,7 +271,7 @@ class Claims:
             raise
         if len(self._failures):
             self._failures.forget(queue)
-        return claimed
+        return _changes(queue, claimed, time.monotonic() - began)
 
     async def _claim_by_rules(self, asked: _Request[Claimed]) -> list[Claimed]:
         rules = self._book.rules(asked.queue)
@@ -392,14 +397,20 @@ class Claims:
             self._closed.forget(queue)
 
 
-def _changes(claimed: list[Claimed]) -> Changes[Claimed]:
-    return Changes(
+def _changes(queue: str, claimed: list[Claimed], seconds: float) -> Changes[Claimed]:
+    changes = Changes(
         claimed,
         jobs={job.id for job in claimed},
         webhooks=[(job.id, job.webhook_url) for job in claimed if job.webhook_url],
         counts=Counter({(CLAIMED, ()): len(claimed)}),
         claimed=tuple(claimed),
     )
+    changes.durations[CLAIM_SECONDS, (queue,)].append(seconds)
+    # Mostly of one kind.
+    for kind in {job.kind for job in claimed}:
+        waited = [job.waited_seconds for job in claimed if job.kind == kind]
+        changes.durations[JOB_WAIT, (queue, kind)] += waited
+    return changes
 
 
 def _at_most(claimants: Sequence[Claimant], jobs: int) -> list[Claimant]:

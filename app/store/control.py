@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from app.store.changes import Changes
 from app.store.database import Database, Runner, in_transaction
-from app.store.effects import MOVED, all_it_owned, moved
+from app.store.effects import all_it_owned, moved, told
 from app.store.live import end, enter_queue_again, leave_queue, move_held
 from app.store.rows import looked_up
 from app.store.tallies import tally
@@ -67,8 +67,9 @@ WITH held AS MATERIALIZED (
     )
     + tally("cancelled")
     + """
-SELECT j.id, coalesce(c.seq, j.seq) AS seq, coalesce(c.state, j.state) AS state, j.queue, j.lane, c.id IS NOT NULL AS changed,
-       j.concurrency_key AS key, j.has_dependents, false AS ready,
+SELECT j.id, coalesce(c.seq, j.seq) AS seq, j.kind, coalesce(c.state, j.state) AS state, j.queue, j.lane,
+       c.id IS NOT NULL AS changed, j.concurrency_key AS key, j.has_dependents, false AS ready, NULL::float8 AS ran,
+       'cancel' AS verb,
        (c.id IS NOT NULL AND c.state <> 'cancelled')
            OR (j.cancel_requested_at IS NOT NULL AND j.state IN ('loading', 'working')) AS cancel_requested
 FROM jobs j LEFT JOIN cancelled c ON c.id = j.id WHERE j.id = ANY ($1::text[])
@@ -88,11 +89,11 @@ async def cancel(
         for row in rows:
             if row["changed"] or row["id"] not in found:
                 found[row["id"]] = Cancel(row["id"], row["changed"], row["cancel_requested"])
-            if row["changed"]:
-                changes.moved(row, ran=False)
             if row["cancel_requested"]:
                 changes.cancels.add(row["id"])
-        if not any(row["changed"] for row in rows):
+        changed = [row for row in rows if row["changed"]]
+        changes.moved(changed)
+        if not changed:
             named = set(job_ids)
             changes.answers = sorted(found.values(), key=lambda each: each.job_id not in named)
             return changes
@@ -124,7 +125,7 @@ WITH revived AS (
     + enter_queue_again("revived")
     + moved("revived", verb="'revive'")
     + tally("revived", state="'failed'", sign="-")
-    + f"SELECT {MOVED} FROM revived"
+    + told("revived", verb="'revive'")
 )
 
 
@@ -136,8 +137,7 @@ async def revive(database: Runner, job_ids: Sequence[str], tenant: str) -> Chang
 async def _move_failed(database: Runner, verb: str, job_ids: Sequence[str], tenant: str) -> Changes[str]:
     rows = await move_held(database, HOLD_FAILED, (job_ids, tenant), verb)
     changes = Changes([row["id"] for row in rows])
-    for row in rows:
-        changes.moved(row, ran=False)
+    changes.moved(rows)
     return changes
 
 
@@ -155,7 +155,7 @@ WITH dismissed AS (
     + moved("dismissed", verb="'dismiss'")
     + tally("dismissed")
     + tally("dismissed", state="'failed'", sign="-", name="untallied")
-    + f"SELECT {MOVED} FROM dismissed"
+    + told("dismissed", verb="'dismiss'")
 )
 
 
@@ -168,8 +168,8 @@ _DELETE = (
     f"""
 WITH gone AS (
     DELETE FROM jobs WHERE id = ANY ($1::text[]) AND completed_at IS NOT NULL
-    RETURNING id, queue, state, created_at, updated_at, has_dependents, tenant, model, completed_at, usage,
-        usage_booked
+    RETURNING id, queue, state, created_at, updated_at, has_dependents, tenant, key_id, model, completed_at,
+        usage, usage_booked
 )
 , outcomes AS (
     -- Those who wait for it may not have been told yet: whoever ended it may have died before.
@@ -178,7 +178,7 @@ WITH gone AS (
 )
 , dependencies_gone AS (DELETE FROM dependencies WHERE job_id = ANY (ARRAY(SELECT id FROM gone)))
 , unbooked AS (
-    SELECT tenant, model, completed_at, usage FROM gone WHERE usage IS NOT NULL AND NOT usage_booked
+    SELECT tenant, key_id, model, completed_at, usage FROM gone WHERE usage IS NOT NULL AND NOT usage_booked
 )
 , unbooked_gone AS (DELETE FROM unbooked_usage WHERE id = ANY (ARRAY(SELECT id FROM gone WHERE NOT usage_booked)))
 """

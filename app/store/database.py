@@ -17,6 +17,12 @@ import structlog
 
 from app.errors import DatabaseUnavailable, InvalidRequest
 from app.store.outage import Outage, cause_of
+from app.telemetry import (
+    DATABASE_CONNECTIONS,
+    DATABASE_CONNECTIONS_MOST,
+    DATABASE_WAIT_SECONDS,
+    DATABASE_WAITING,
+)
 
 log = structlog.get_logger()
 
@@ -176,6 +182,13 @@ class Database:
             log.warning("database.no_row_security", problem="The role foreman_tenant could not be made.")
             self.fences = False
 
+    def measured(self) -> None:
+        """The metrics tell of this pool: that of the process, and not of one that was opened in passing."""
+        DATABASE_CONNECTIONS.labels("in_use").set_function(lambda: self._connections() - self._idle())
+        DATABASE_CONNECTIONS.labels("idle").set_function(self._idle)
+        DATABASE_CONNECTIONS_MOST.set(self._size)
+        DATABASE_WAITING.set_function(lambda: self._waiting)
+
     async def close(self) -> None:
         if self._pool is not None:
             pool, self._pool = self._pool, None
@@ -211,10 +224,18 @@ class Database:
                 return connection
             await pool.release(connection)
         self._waiting += 1
+        began = time.monotonic()
         try:
             return await pool.acquire(timeout=ACQUIRE_SECONDS)
         finally:
             self._waiting -= 1
+            DATABASE_WAIT_SECONDS.observe(time.monotonic() - began)
+
+    def _connections(self) -> int:
+        return 0 if self._pool is None else int(self._pool.get_size())
+
+    def _idle(self) -> int:
+        return 0 if self._pool is None else int(self._pool.get_idle_size()) + len(self._at_hand)
 
     async def _give_back(self, pool: asyncpg.Pool, connection: asyncpg.pool.PoolConnectionProxy) -> None:
         if self._waiting or self._pool is None:

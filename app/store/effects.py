@@ -13,8 +13,23 @@ from app.store.rows import looked_up
 # eighth of the time of a claim or a settlement. Where it does, the expression is made ready once.
 RANK_IS_KEPT = "priority = j.priority"
 
-# What `Changes.moved` needs to know of each job that a statement moved.
-MOVED = "id, seq, state, queue, lane, concurrency_key AS key, has_dependents, ready_at IS NOT NULL AS ready"
+_MOVED = """id, kind, state, queue, lane, concurrency_key AS key, has_dependents, ready_at IS NOT NULL AS ready, attempt,
+    request_id, seq"""
+
+
+def ran(rows: str) -> str:
+    """How long each of these rows of `jobs` has run, of whose run the statement makes an end; NULL where it did not run."""
+    return f"""(SELECT greatest(0, date_part('epoch', now() - claimed_at)) FROM running
+        WHERE running.id = {rows}.id ORDER BY claimed_at DESC LIMIT 1)"""
+
+
+def told(rows: str, *more: str, verb: str, ran: str = "NULL::float8", error: str = "NULL::text") -> str:
+    """The end of a statement that moved these rows of `jobs`: what `Changes.moved` needs to know of each, and more. As
+    expressions; `ran` has the seconds that it ran until now, `error` why it did not end well."""
+    own = (f"{verb} AS verb", f"{ran} AS ran", f"{error} AS error")
+    return f"""
+SELECT {", ".join((_MOVED, *own, *more))} FROM {rows}
+"""
 
 
 def announced(rows: str = "moved", events: str = "1") -> str:

@@ -55,6 +55,8 @@ class JobSummary(JobCore, gc=False):
     parent_id: str | None
     request_id: str | None
     tracestate: str | None
+    # Whose key submitted it; None where there is no authentication, and of jobs that schedules make.
+    key_id: str | None
 
 
 class Job(JobSummary, gc=False):
@@ -76,6 +78,7 @@ class LeasedJob(Job, gc=False):
     lease_seconds: float
     webhook_url: str | None
     fair_value: str | None
+    waited_seconds: float
 
 
 class BriefJob(msgspec.Struct, gc=False):
@@ -104,6 +107,7 @@ class BriefJob(msgspec.Struct, gc=False):
     lease_expires_at: datetime
     webhook_url: str | None
     fair_value: str | None
+    waited_seconds: float
 
 
 class ClaimedJob(JobCore, gc=False):
@@ -120,5 +124,7 @@ class ClaimedJob(JobCore, gc=False):
     # What the payload of an LLM job is written in, and its result will be.
     dialect: str
     fair_value: str | None
+    # From when it could be claimed until it was.
+    waited_seconds: float
     # The claim has started it as well.
     started: bool

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from app.jobs.shapes import Count, JobId, Moment
-from app.jobs.tenants import scoped
+from app.jobs.tenants import DEFAULT_TENANT, owned, scoped
 from app.store.changes import Changes
 from app.store.changes import Key as QueueKey
 from app.store.database import Database, Runner
@@ -352,6 +352,84 @@ async def show_key(database: Database, queue: str, key: str, tenant: str) -> Key
         active = as_rows(KeyHolder, await connection.fetch(ACTIVE, queue, kept))
         queued = as_rows(KeyWaiter, await connection.fetch(QUEUED, queue, kept, MAX_SHOWN))
         return Key(key, active, queued, await connection.fetchval(STALE, queue, kept))
+
+
+class BusyKey(msgspec.Struct):
+    """A key that has places taken."""
+
+    key: str
+    running: Annotated[Count, Meta(description="Jobs that run, counted up to 1,000.")]
+    waiting: Annotated[Count, Meta(description="Queued jobs of the key, counted up to 1,000.")]
+    longest_running: Annotated[JobId | None, Meta(description="The one of them that was claimed first.")]
+    running_since: Moment | None
+
+
+# A loose index scan: one probe for each key that has places taken, however many jobs it has.
+_NEXT_HELD = """
+        (SELECT concurrency_key AS key FROM running
+         WHERE queue = $1 AND concurrency_key > {after} ORDER BY concurrency_key LIMIT 1)
+        UNION ALL
+        (SELECT concurrency_key AS key FROM queued
+         WHERE queue = $1 AND concurrency_key > {after} AND ready_at IS NOT NULL ORDER BY concurrency_key LIMIT 1)
+        ORDER BY key LIMIT 1"""
+EACH_HELD = f"""
+WITH RECURSIVE held AS (
+    (SELECT first.key, 1 AS n FROM ({_NEXT_HELD.format(after="$2")}) AS first)
+    UNION ALL
+    SELECT following.key, held.n + 1 FROM held CROSS JOIN LATERAL ({_NEXT_HELD.format(after="held.key")}
+    ) AS following
+    WHERE held.n < $3
+)
+SELECT key FROM held
+"""
+LOOKED_AT = 500
+# How many keys of other tenants are passed over before a page ends short.
+MAX_LOOKS = 40
+
+
+async def _own_held_keys(
+    database: Database, queue: str, tenant: str, after: str, limit: int
+) -> tuple[list[str], bool]:
+    found: list[str] = []
+    for _ in range(MAX_LOOKS):
+        rows = await database.fetch(EACH_HELD, queue, after, LOOKED_AT)
+        found += [row["key"] for row in rows if owned(row["key"])[0] == tenant]
+        if len(found) > limit or len(rows) < LOOKED_AT:
+            break
+        after = rows[-1]["key"]
+    return found[:limit], len(found) > limit
+
+
+BUSY = f"""
+SELECT {columns(BusyKey, key="asked.key", running="holder.jobs", waiting="waiter.jobs", longest_running="holder.id", running_since="holder.since")}
+FROM unnest($2::text[]) WITH ORDINALITY AS asked (key, position)
+CROSS JOIN LATERAL (
+    SELECT count(*) AS jobs, (array_agg(id ORDER BY claimed_at, id))[1] AS id, min(claimed_at) AS since FROM (
+        SELECT id, claimed_at FROM running WHERE queue = $1 AND concurrency_key = asked.key LIMIT $3
+    ) AS running
+) AS holder
+CROSS JOIN LATERAL (
+    SELECT count(*) AS jobs FROM (
+        (SELECT 1 FROM queued WHERE queue = $1 AND concurrency_key = asked.key AND ready_at IS NOT NULL LIMIT $3)
+        UNION ALL
+        (SELECT 1 FROM queued WHERE queue = $1 AND concurrency_key = asked.key AND ready_at IS NULL LIMIT $3)
+        LIMIT $3
+    ) AS waiting
+) AS waiter
+ORDER BY asked.position
+"""
+
+
+async def busy_keys(
+    database: Database, queue: str, tenant: str, *, after: str = "", limit: int = 100
+) -> tuple[list[BusyKey], str | None]:
+    """The keys of this tenant that have places taken, from `after` on; and where to go on from."""
+    start = scoped(tenant, after) if after or tenant != DEFAULT_TENANT else ""
+    held, more = await _own_held_keys(database, queue, tenant, start, limit)
+    found = as_rows(BusyKey, await database.fetch(BUSY, queue, held, MAX_SHOWN)) if held else []
+    for each in found:
+        each.key = owned(each.key)[1]
+    return found, found[-1].key if more else None
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from app.jobs.states import TERMINAL, State
 from app.jobs.submission import NewJob
 from app.jobs.tenants import unscoped
 from app.store import dependencies, keys
-from app.store.changes import Key, Seq
+from app.store.changes import Key
 from app.store.database import Database, Runner, in_transaction
 from app.store.depth import Demand, Depths, RevokedError
 from app.store.effects import moved
@@ -40,7 +40,7 @@ from app.store.live import end, leave_queue
 from app.store.locks import lock
 from app.store.queues import QueueBook
 from app.store.tallies import tally
-from app.telemetry import REFUSED, SKIPPED
+from app.telemetry import ENDED, REFUSED, SKIPPED
 
 RETRY_AFTER_SECONDS = 1.0
 
@@ -135,7 +135,9 @@ class ManagedEnqueue:
         enqueued = Enqueued()
         for n in fresh:
             receipts[n] = self._decide(submissions[n], plan, related, enqueued)
-        enqueued.left += await _write(connection, plan, related)
+        for skipped in await _write(connection, plan, related):
+            enqueued.left.append((skipped["id"], skipped["seq"]))
+            enqueued.count(ENDED, skipped["queue"], skipped["kind"], State.SKIPPED.value)
         await idempotency.settle(connection, receipts)
         enqueued.work = {(job.queue, job.lane) for job, gate in plan.rows if gate is None}
         # To be looked at once more after the commit: a place may have become free meanwhile.
@@ -231,8 +233,8 @@ class ManagedEnqueue:
         plan.room[job.queue] -= 1
 
 
-async def _write(connection: Runner, plan: _Plan, related: dict[str, asyncpg.Record]) -> list[Seq]:
-    """The events of those that made way."""
+async def _write(connection: Runner, plan: _Plan, related: dict[str, asyncpg.Record]) -> list[asyncpg.Record]:
+    """Those that made way."""
     if not plan.rows:
         return []
     rows = Rows()
@@ -243,8 +245,7 @@ async def _write(connection: Runner, plan: _Plan, related: dict[str, asyncpg.Rec
         await dependencies.add(connection, plan.waits)
     if not plan.skips:
         return []
-    skipped = await connection.fetch(SKIP, [old for old, _ in plan.skips], [new for _, new in plan.skips])
-    return [(row["id"], row["seq"]) for row in skipped]
+    return await connection.fetch(SKIP, [old for old, _ in plan.skips], [new for _, new in plan.skips])
 
 
 _FAILED = TERMINAL - {State.DONE}
@@ -323,7 +324,7 @@ WITH skipped AS (
     + end("skipped")
     + moved("skipped", verb="'skip'", data="json_build_object('replaced_by', by)::text")
     + tally("skipped")
-    + "SELECT id, seq FROM skipped"
+    + "SELECT id, seq, queue, kind FROM skipped"
 )
 
 # Like parents (see enqueue), in the same order, the jobs that new ones wait for: none of them ends between this look

@@ -214,6 +214,8 @@ class Try:
     status: int | None = None
     error: str | None = None
     delay_seconds: float = 0.0
+    # Whose it was, for those who count.
+    host: str = ""
 
 
 # Locks what is still ours of `input`.
@@ -310,6 +312,31 @@ SELECT host, extract(epoch FROM next_try_at - now())::float8 AS seconds FROM rec
 async def receivers(database: Database) -> dict[str, float]:
     """Hosts with pending deliveries, and the seconds until the first of them is due (negative: it is)."""
     return {row["host"]: row["seconds"] for row in await database.fetch(RECEIVERS)}
+
+
+class Backlog(msgspec.Struct, gc=False):
+    """What is pending for a receiver."""
+
+    receiver: str
+    pending: int
+    oldest_seconds: float
+
+
+# The few receivers with most of it, and all others together.
+BACKLOG = """
+WITH by_host AS MATERIALIZED (
+    SELECT host, count(*) AS pending, min(created_at) AS oldest FROM outbox GROUP BY host
+)
+, ranked AS (SELECT *, row_number() OVER (ORDER BY pending DESC, host) AS place FROM by_host)
+SELECT CASE WHEN place <= $1 THEN host ELSE $2 END AS receiver, sum(pending)::bigint,
+    extract(epoch FROM greatest(now() - min(oldest), interval '0'))::float8
+FROM ranked GROUP BY 1
+"""
+
+
+async def backlog(database: Database, receivers: int, others: str) -> list[Backlog]:
+    """What is pending, for so many receivers by name, and for all others under that of the others."""
+    return as_rows(Backlog, await database.fetch(BACKLOG, receivers, others))
 
 
 # Written in the same transaction as the delivery: the same moment, and with it the one partition to look into.

@@ -4,7 +4,7 @@ The book is a copy in memory, compared with the table twice a second: looking a 
 access, and a change made anywhere counts everywhere within a second.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -89,32 +89,40 @@ async def configure(database: Database, name: str, settings: Mapping[str, Any]) 
     return Changes([created], settings={name})
 
 
+# Whoever pauses it once more is not the one who did.
 PAUSE = """
-INSERT INTO queues AS q (name, paused_at, updated_at)
-VALUES ($1, CASE WHEN $2 THEN now() END, clock_timestamp())
+INSERT INTO queues AS q (name, paused_at, paused_by, updated_at)
+VALUES ($1, CASE WHEN $2 THEN now() END, CASE WHEN $2 THEN $3::text END, clock_timestamp())
 ON CONFLICT (name) DO UPDATE SET
-    paused_at = CASE WHEN $2 THEN coalesce(q.paused_at, now()) END, updated_at = excluded.updated_at
+    paused_at = CASE WHEN $2 THEN coalesce(q.paused_at, now()) END,
+    paused_by = CASE WHEN NOT $2 THEN NULL WHEN q.paused_at IS NULL THEN $3::text ELSE q.paused_by END,
+    updated_at = excluded.updated_at
 """
 
 
-async def pause(database: Database, name: str, *, paused: bool) -> Changes[None]:
-    """Give out no more of its jobs, or give them out again; those that run go on."""
-    await database.execute(PAUSE, name, paused)
+async def pause(database: Database, name: str, *, paused: bool, by: str | None = None) -> Changes[None]:
+    """Give out no more of its jobs, or give them out again; those that run go on.
+
+    `by`: the name of the key that says so, as it is kept (see app/jobs/tenants.py); None where there is none.
+    """
+    await database.execute(PAUSE, name, paused, by)
     return Changes(settings={name})
 
 
 class Queue(msgspec.Struct, gc=False):
-    """A queue that was ever used. `settings` is JSON text."""
+    """A queue that was ever used. `settings` is JSON text, `paused_by` the name of a key, whosever it is."""
 
     name: str
     settings: str
     paused_at: datetime | None
+    paused_by: str | None
     created_at: datetime
     updated_at: datetime
 
 
+_PAUSED_BY = r"regexp_replace(paused_by, '^[^\x1f]*\x1f', '')"
 LIST = f"""
-SELECT {columns(Queue)} FROM queues
+SELECT {columns(Queue, paused_by=_PAUSED_BY)} FROM queues
 WHERE ($1::text IS NULL OR name = $1) AND name > $2 ORDER BY name LIMIT $3
 """
 
@@ -123,3 +131,25 @@ async def list_queues(
     database: Database, *, name: str | None = None, after: str = "", limit: int = 1000
 ) -> list[Queue]:
     return as_rows(Queue, await database.fetch(LIST, name, after, limit))
+
+
+# Names alone, so that all of them can be put in order by what is counted elsewhere.
+FIND = """
+SELECT name FROM queues
+WHERE strpos(lower(name), lower($1)) > 0 AND ($2::bool IS NULL OR (paused_at IS NOT NULL) = $2)
+ORDER BY name
+"""
+
+
+async def find_queues(database: Database, containing: str = "", *, paused: bool | None = None) -> list[str]:
+    """The names of all queues with this text in them."""
+    return [row["name"] for row in await database.fetch(FIND, containing, paused)]
+
+
+NAMED = f"SELECT {columns(Queue, paused_by=_PAUSED_BY)} FROM queues WHERE name = ANY ($1::text[])"
+
+
+async def queues_named(database: Database, names: Sequence[str]) -> list[Queue]:
+    """In the order of the names."""
+    found = {row.name: row for row in as_rows(Queue, await database.fetch(NAMED, list(names)))}
+    return [found[name] for name in names if name in found]

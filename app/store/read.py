@@ -13,7 +13,7 @@ from app.jobs.states import RUNNING, State
 from app.jobs.tenants import DEFAULT_TENANT
 from app.store.database import Database
 from app.store.job import Job, JobSummary
-from app.store.rows import as_row, columns
+from app.store.rows import as_row, as_rows, columns
 from app.store.tables.job import OF_OTHER_TENANTS
 from app.store.tables.live import IN_LANES
 
@@ -37,13 +37,27 @@ async def get_job(database: Database, job_id: str, tenant: str) -> Job | None:
     return as_row(Job, await database.of(tenant).fetchrow(GET, job_id, tenant))
 
 
+SUMMARIES = (
+    f"SELECT {columns(JobSummary)} FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2 ORDER BY id DESC"
+)
+
+
+async def get_summaries(database: Database, job_ids: Sequence[str], tenant: str) -> list[JobSummary]:
+    """Those of the jobs that there are, newest first."""
+    rows = await database.of(tenant).fetch(SUMMARIES, list(job_ids), tenant)
+    return [JobSummary(*row) for row in rows]
+
+
 # Counted no further than an answer needs: "10,000 or more" is all that anybody wants to know.
 POSITION_LIMIT = 10_000
+# Those of a better rank, and those of the same that came before, each along its own part of the index: in one condition
+# all that comes behind would be read, too, to be left out.
 POSITION = f"""
 SELECT count(*) FROM (
-    SELECT 1 FROM queued
-    WHERE queue = $1 AND lane = $2 AND {IN_LANES}
-      AND (rank > $3 OR (rank = $3 AND (ready_at, id) < ($4, $5)))
+    (SELECT 1 FROM queued WHERE queue = $1 AND lane = $2 AND {IN_LANES} AND rank > $3 LIMIT {POSITION_LIMIT})
+    UNION ALL
+    (SELECT 1 FROM queued WHERE queue = $1 AND lane = $2 AND {IN_LANES} AND rank = $3 AND (ready_at, id) < ($4, $5)
+     LIMIT {POSITION_LIMIT})
     LIMIT {POSITION_LIMIT}
 ) AS ahead
 """
@@ -57,6 +71,34 @@ async def queue_position(database: Database, job: JobSummary) -> int | None:
     return int(ahead) + 1
 
 
+SUMMARIES = f"""
+SELECT {columns(JobSummary, "j")} FROM unnest($1::text[]) AS wanted (id)
+CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = wanted.id AND tenant = $2 LIMIT 1) AS j
+"""
+
+
+async def summaries(database: Database, job_ids: Sequence[str], tenant: str) -> list[JobSummary]:
+    """Those of the jobs that are the tenant's."""
+    return as_rows(JobSummary, await database.of(tenant).fetch(SUMMARIES, list(job_ids), tenant))
+
+
+# Looked for among the newest of all tenants, and not much further than they are counted.
+COUNT_FAILED = """
+SELECT count(*) FROM (
+    SELECT 1 FROM (
+        SELECT id FROM endings WHERE state = 'failed' AND state IS NOT NULL ORDER BY state DESC, id DESC LIMIT $2 * 10
+    ) AS newest CROSS JOIN LATERAL (
+        SELECT 1 FROM jobs WHERE id = newest.id AND tenant = $1 LIMIT 1
+    ) AS own LIMIT $2
+) AS found
+"""
+
+
+async def count_failed(database: Database, tenant: str, most: int) -> int:
+    """How many dead letters a tenant has; no further than so many."""
+    return int(await database.fetchval(COUNT_FAILED, tenant, most))
+
+
 @dataclass(slots=True)
 class Filter:
     """Which jobs; every part is optional."""
@@ -68,6 +110,12 @@ class Filter:
     since: datetime | None = None
     until: datetime | None = None
     metadata: dict[str, str] = field(default_factory=dict)
+    # The code of the last error.
+    error: str | None = None
+    # Who runs it, or ran it last.
+    worker: str | None = None
+    # How the id begins.
+    id_prefix: str | None = None
     before: str | None = None
 
 
@@ -94,6 +142,10 @@ def conditions(wanted: Filter, arguments: list[object]) -> list[str]:
         ("id >= ${}", wanted.since and id_floor(wanted.since)),
         ("id < ${}", wanted.until and id_floor(wanted.until)),
         ("metadata @> ${}::jsonb", orjson.dumps(wanted.metadata).decode() if wanted.metadata else None),
+        ("error::json ->> 'code' = ${}", wanted.error),
+        ("worker = ${}", wanted.worker),
+        ("id >= ${}", wanted.id_prefix),
+        ("id < ${}", wanted.id_prefix and wanted.id_prefix + LAST),
         ("id < ${}", wanted.before),
     ]
     found = []
@@ -209,12 +261,15 @@ def list_statements(
     wanted: Filter, tenant: str, limit: int, looked: int = MAX_LOOKED
 ) -> list[tuple[str, list[object]]]:
     """The statement of each way, newest first, and its parameters."""
+    prefix = wanted.id_prefix or FIRST
     highest = min(
-        each for each in (wanted.before, wanted.until and id_floor(wanted.until), LAST) if each is not None
+        each
+        for each in (wanted.before, wanted.until and id_floor(wanted.until), prefix + LAST)
+        if each is not None
     )
-    lowest = FIRST if wanted.since is None else id_floor(wanted.since)
+    lowest = max(prefix, FIRST if wanted.since is None else id_floor(wanted.since))
     arguments: list[object] = [tenant, lowest, highest]
-    rest = conditions(replace(wanted, since=None, until=None, before=None), arguments)
+    rest = conditions(replace(wanted, since=None, until=None, before=None, id_prefix=None), arguments)
     matching = " AND ".join(["tenant = $1", *rest])
     return [
         (look_statement(looks, "DESC", matching, limit=limit, looked=looked, columns=_LISTED), arguments)

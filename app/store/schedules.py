@@ -1,6 +1,6 @@
 """Schedules: periodic jobs. A tick and the job that it makes are one commit, so each tick makes one job."""
 
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from datetime import datetime
 
 import msgspec
@@ -8,8 +8,11 @@ import msgspec
 from app.jobs.cron import next_tick
 from app.jobs.tenants import scoped, unscoped
 from app.store.changes import Changes
-from app.store.database import Database, Runner
-from app.store.rows import as_rows, columns
+from app.store.database import Database, Runner, in_transaction
+from app.store.rows import arrays, as_rows, columns
+
+# How many ticks of each schedule are remembered.
+KEPT_TICKS = 10
 
 
 class Schedule(msgspec.Struct, gc=False):
@@ -74,11 +77,49 @@ async def list_schedules(database: Database, tenant: str, name: str | None = Non
     return as_rows(Schedule, await database.of(tenant).fetch(LIST, tenant, kept))
 
 
+class Ticked(msgspec.Struct, frozen=True, gc=False):
+    """What came of a tick."""
+
+    at: datetime
+    outcome: str
+    job_id: str | None = None
+    error: str | None = None
+
+
+LAST_TICKS = f"""
+SELECT wanted.name, {columns(Ticked, "tick")} FROM unnest($1::text[]) AS wanted (name)
+CROSS JOIN LATERAL (
+    SELECT {columns(Ticked)} FROM schedule_ticks WHERE name = wanted.name ORDER BY at DESC LIMIT {KEPT_TICKS}
+) AS tick
+"""
+
+
+async def last_ticks(database: Database, names: Collection[str]) -> dict[str, list[Ticked]]:
+    """By the names of schedules as they are kept, newest first: the names were read behind the fence of their tenant,
+    ticks have none."""
+    ticks: dict[str, list[Ticked]] = {name: [] for name in names}
+    for record in await database.fetch(LAST_TICKS, list(ticks)):
+        ticks[record["name"]].append(Ticked(*record[1:]))
+    for each in ticks.values():
+        each.sort(key=lambda tick: tick.at, reverse=True)
+    return ticks
+
+
 DELETE = "DELETE FROM schedules WHERE tenant = $1 AND name = $2 RETURNING name"
+# After that, in a statement of its own: it may have waited for a tick that was just being written.
+DELETE_TICKS = "DELETE FROM schedule_ticks WHERE name = $1"
 
 
 async def delete(database: Database, tenant: str, name: str) -> bool:
-    return await database.fetchval(DELETE, tenant, scoped(tenant, name)) is not None
+    kept = scoped(tenant, name)
+
+    async def steps(connection: Runner) -> bool:
+        if not await connection.fetch(DELETE, tenant, kept):
+            return False
+        await connection.execute(DELETE_TICKS, kept)
+        return True
+
+    return await in_transaction(database, steps)
 
 
 # The row is held until its job is committed with it. Others skip it, and find it moved on.
@@ -94,24 +135,30 @@ async def take_due(connection: Runner) -> DueSchedule | None:
     return found[0] if found else None
 
 
-@dataclass(frozen=True, slots=True)
-class Ticked:
-    """What came of the last tick."""
-
-    at: datetime
-    outcome: str
-    job_id: str | None = None
-    error: str | None = None
-
-
-MOVE_ON = """
-UPDATE schedules SET next_at = $2, last_at = $3, last_outcome = $4, last_job_id = coalesce($5, last_job_id), last_error = $6
-WHERE name = $1
+# The ticks that are there already make room for the new ones, which this statement does not see yet.
+MOVE_ON = f"""
+WITH moved AS (
+    UPDATE schedules SET
+        next_at = $2, last_at = $3, last_outcome = $4, last_job_id = coalesce($5, last_job_id), last_error = $6
+    WHERE name = $1
+)
+, forgotten AS (
+    DELETE FROM schedule_ticks WHERE name = $1 AND at <> ALL ($7::timestamptz[]) AND at <= (
+        SELECT at FROM schedule_ticks WHERE name = $1 AND at <> ALL ($7::timestamptz[])
+        ORDER BY at DESC OFFSET {KEPT_TICKS} - cardinality($7::timestamptz[]) LIMIT 1
+    )
+)
+INSERT INTO schedule_ticks (name, at, outcome, job_id, error)
+SELECT $1, new.* FROM unnest($7::timestamptz[], $8::text[], $9::text[], $10::text[]) AS new (at, outcome, job_id, error)
+ON CONFLICT (name, at) DO UPDATE SET outcome = excluded.outcome, job_id = excluded.job_id, error = excluded.error
 """
 
 
-async def move_on(connection: Runner, name: str, following: datetime, ticked: Ticked) -> None:
-    await connection.execute(MOVE_ON, name, following, ticked.at, ticked.outcome, ticked.job_id, ticked.error)
+async def move_on(connection: Runner, name: str, following: datetime, ticks: Sequence[Ticked]) -> None:
+    """On to the next tick, with what came of one or more just now."""
+    last = ticks[-1]
+    kept = arrays(ticks[-KEPT_TICKS:], "at", "outcome", "job_id", "error")
+    await connection.execute(MOVE_ON, name, following, last.at, last.outcome, last.job_id, last.error, *kept)
 
 
 NEXT = "SELECT extract(epoch FROM min(next_at) - now())::float8 AS seconds FROM schedules"

@@ -6,20 +6,22 @@ Every one of them counts only with the current lease token. What comes late chan
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+import orjson
+
 from app.jobs.retry import DEFAULT_BACKOFF_SECONDS
 from app.jobs.states import TERMINAL, Verb
-from app.store.changes import Changes, Failure
+from app.store.changes import Changes
 from app.store.database import Runner
-from app.store.effects import DELIVERIES, MOVED, RANK_IS_KEPT, announced, logged, moved
+from app.store.effects import DELIVERIES, RANK_IS_KEPT, announced, logged, moved, ran, told
 from app.store.history import TAKES_EVENTS, line
 from app.store.live import book, leave_run, stop
 from app.store.rows import looked_up, padded_arrays
 from app.store.tallies import tally
-from app.telemetry import EVENTS_APPENDED, SETTLEMENTS
+from app.telemetry import EVENTS_APPENDED, SETTLEMENTS, TOKENS
 
 
 @dataclass(slots=True)
@@ -109,6 +111,18 @@ _BECOMES = """,
 _TELLS = "(NOT logged_itself OR webhook_url IS NOT NULL)"
 
 
+# One that was working already, and was started once more, has not changed.
+STARTED_ALREADY = f"""
+UNION ALL
+SELECT id, NULL, was{", NULL" * 12} FROM held WHERE verb = 'start' AND was = 'working'
+"""
+
+# How long the run took, from its claim on. A job that was never `loading` was claimed and started at once; otherwise the
+# claim has to be looked up, but for one that is still loading.
+_RAN = f"""CASE WHEN j.state = 'loading' OR j.loading_seconds = 0
+        THEN greatest(0, date_part('epoch', now() - j.entered_at)) ELSE {ran("j")} END"""
+
+
 # held → what becomes of each → jobs, events and outbox, in lock order of the ids. Only a running job has a
 # lease token. LATERAL with its LIMIT keeps the look-up on the primary key, whatever the planner believes: a
 # scan over the index of live jobs would wade through the dead entries of all that ran before.
@@ -121,10 +135,12 @@ def _settling(*, completes: bool, says: bool) -> str:
     arrays = [f"${n}::{'float8' if name in _NUMBERS else 'text'}[]" for n, name in enumerate(sent, 1)]
     if completes:
         decided, becomes, verb, why, error, delay = "", "'done'", "'complete'", "NULL", "NULL::text", "0"
+        request_id = "NULL::text"
         ended = leave_run("settled") + book("settled")
     else:
         decided = _BECOMES.format(backoff=f"${len(sent) + 1}::float8[]")
         becomes, verb, why, error, delay = "h.becomes", "h.verb", "h.why", "h.error", "h.delay"
+        request_id = "CASE WHEN h.becomes = 'failed' THEN j.request_id END"
         ended = stop("settled")
     said = " + (h.output IS NOT NULL)::int" if says else ""
     next_seq = f"(j.seq + 1{said})"
@@ -135,9 +151,9 @@ WITH input AS (
     SELECT * FROM unnest({", ".join(arrays)}) AS input ({", ".join(sent)}) ORDER BY job_id COLLATE "C"
 )
 , held AS (
-    SELECT j.id, j.state AS was, j.logs_itself, input.*{decided}
+    SELECT j.id, j.state AS was, j.logs_itself, {_RAN} AS ran, input.*{decided}
     FROM input CROSS JOIN LATERAL (
-        SELECT id, state, attempt, max_attempts, backoff_seconds, cancel_requested_at, cancel_reason,
+        SELECT id, state, entered_at, loading_seconds, attempt, max_attempts, backoff_seconds, cancel_requested_at, cancel_reason,
             {TAKES_EVENTS} AS logs_itself
         FROM jobs j
         WHERE id = input.job_id AND lease_token = input.lease_token LIMIT 1 FOR UPDATE
@@ -177,7 +193,8 @@ WITH input AS (
     WHERE {looked_up("j.id", "h.id")} AND NOT ({verb} = 'start' AND h.was = 'working')
     RETURNING j.id, j.kind, j.seq, j.state, j.reason, j.attempt, j.worker, j.queue, j.lane, j.ready_at, j.webhook_url,
         j.webhook_events, j.run_at, j.concurrency_key, j.has_dependents, j.rank, j.gate, j.fair_value, j.deadline, j.usage,
-        j.usage_booked, j.completed_at, j.key_number, h.was, {error} AS error,{" h.output," if says else ""}
+        j.usage_booked, j.completed_at, j.key_number, h.was, h.ran, {error} AS error, {request_id} AS request_id,
+        CASE WHEN h.usage IS NOT NULL THEN coalesce(j.model, '') END AS used_model,{" h.output," if says else ""}
         h.logs_itself AND {becomes} IN ('working', 'done') AS logged_itself,
         CASE {becomes} WHEN 'cancelled' THEN 'cancel' WHEN 'failed' THEN 'fail' ELSE {verb} END AS verb
 )
@@ -201,11 +218,8 @@ WITH input AS (
         + (SAID if says else "")
         + announced("settled", events)
         + tally("settled")
-        + f"""
-SELECT {MOVED}, kind, attempt FROM settled
-UNION ALL
-SELECT id, NULL, was, NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM held h WHERE {verb} = 'start' AND was = 'working'
-"""
+        + told("settled", "used_model", verb="verb", ran="ran", error="error")
+        + ("" if completes else STARTED_ALREADY)
     )
 
 
@@ -233,18 +247,13 @@ async def settle(database: Runner, settlements: Sequence[Settlement]) -> Changes
     answers: dict[str, Settled] = {}
     for row in rows:
         answers[row["id"]] = Settled(row["id"], True, row["state"])
-        # One that was working already, and was started once more, has not changed.
-        if row["queue"] is not None:
-            changes.moved(row, ran=True)
-            if row["state"] == "failed":
-                errors = {each.job_id: each.error for each in settlements}
-                changes.failed.append(
-                    Failure(row["id"], row["kind"], row["queue"], row["attempt"], errors[row["id"]])
-                )
+    changes.moved(rows if completes else [row for row in rows if row["queue"] is not None])
     if len(answers) < len(settlements):
         without = [each for each in settlements if each.job_id not in answers]
         answers |= await _without_lease(database, without, changes)
     changes.answers = [answers[each.job_id] for each in settlements]
+    if any(each.usage for each in settlements):
+        _count_tokens(changes, settlements, {row["id"]: row["used_model"] for row in rows})
     ended = zip(settlements, changes.answers, strict=True)
     counted = Counter([(each.verb, answer.ok, each.output is None) for each, answer in ended])
     for (verb, ok, silent), number in counted.items():
@@ -252,6 +261,21 @@ async def settle(database: Runner, settlements: Sequence[Settlement]) -> Changes
         if ok and not silent:
             changes.count(EVENTS_APPENDED, "output", by=number)
     return changes
+
+
+def _count_tokens(
+    changes: Changes[Settled], settlements: Sequence[Settlement], models: Mapping[str, str | None]
+) -> None:
+    """As GET /usage does, but for what is no number: whatever workers write beside the figures is kept as it is."""
+    for each in settlements:
+        model = models.get(each.job_id)
+        if each.usage is None or model is None:
+            continue
+        usage = orjson.loads(each.usage)
+        for of in ("prompt", "completion"):
+            tokens = usage.get(f"{of}_tokens") if isinstance(usage, dict) else None
+            if isinstance(tokens, int) and tokens > 0:
+                changes.count(TOKENS, model, of, by=tokens)
 
 
 LAST_SETTLEMENTS = "SELECT id, tenant, state, settlement FROM jobs WHERE id = ANY ($1::text[])"

@@ -15,16 +15,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import asyncpg
-
 from app.store import locks
-from app.store.changes import Changes, Failure
+from app.store.changes import Changes
 from app.store.database import Database, Runner
-from app.store.effects import MOVED, moved
+from app.store.effects import moved, ran, told
 from app.store.live import end, leave_queue, leave_run, move_held, stop
 from app.store.low_water import THE_BEGINNING, TimeMark
 from app.store.tallies import tally
-from app.telemetry import SWEPT
+from app.telemetry import LEASES_LOST, SWEPT
 
 BATCH = 500
 ONE_AT_A_TIME = locks.try_lock(locks.SWEEP)
@@ -58,8 +56,11 @@ _LEAVE_RUN = """
 _LEASE_ERROR = (
     """{"code":"lease_expired","message":"The worker stopped renewing its lease.","retryable":true}"""
 )
+_DEADLINE_ERROR = """{"code":"deadline"}"""
 _DURATION_ERROR = """{"code":"attempt_timeout","message":"The attempt took longer than max_duration_seconds.","retryable":true}"""
 
+# What a rescue came to.
+_RESCUED = "CASE state WHEN 'queued' THEN 'rescue' WHEN 'failed' THEN 'fail' ELSE 'cancel' END"
 # What the event says of a run that lost its lease.
 _LOST = "json_build_object('attempt', attempt, 'worker', worker, 'error', error::json)::text"
 
@@ -106,11 +107,11 @@ WITH rescued AS (
     + stop("rescued")
     + moved(
         "rescued",
-        verb="CASE state WHEN 'queued' THEN 'rescue' WHEN 'failed' THEN 'fail' ELSE 'cancel' END",
+        verb=_RESCUED,
         data=_LOST,
     )
     + tally("rescued")
-    + f"SELECT {MOVED}, kind, attempt, error FROM rescued"
+    + told("rescued", verb=_RESCUED, ran=ran("rescued"), error="error")
 )
 
 # The holder of a key lost its lease, and its queue lets the next one run. With the policy `block` it stays as it is,
@@ -142,7 +143,7 @@ WITH superseded AS (
     + stop("superseded")
     + moved("superseded", verb="'supersede'", data=_LOST)
     + tally("superseded")
-    + f"SELECT {MOVED} FROM superseded"
+    + told("superseded", verb="'supersede'", ran=ran("superseded"), error="error")
 )
 
 
@@ -215,7 +216,7 @@ WITH expired AS (
     + end("expired")
     + moved("expired", verb="'expire'", data="json_build_object('deadline', deadline)::text")
     + tally("expired")
-    + f"SELECT {MOVED} FROM expired"
+    + told("expired", verb="'expire'", ran=ran("expired"), error=f"'{_DEADLINE_ERROR}'")
 )
 
 HOLD_OVERDUE = f"""
@@ -245,7 +246,7 @@ WITH cancelled AS (
         data="json_build_object('reason', reason, 'confirmed', false)::text",
     )
     + tally("cancelled")
-    + f"SELECT {MOVED} FROM cancelled"
+    + told("cancelled", verb="'cancel'", ran=ran("cancelled"))
 )
 
 # The end of a look: when that is, whether leases had run out when it began that no look before had found so, and since
@@ -338,6 +339,7 @@ def _late_mark() -> TimeMark:
     return TimeMark(LATE_SLACK)
 
 
+_LEASE_LOST = frozenset({"rescue", "supersede"})
 _VERBS = {"cancel": END_GRACE, "rescue": RESCUE, "supersede": SUPERSEDE}
 
 
@@ -357,8 +359,10 @@ class Swept:
     def take(self, verb: str, rows: Sequence[Mapping[str, Any]]) -> None:
         if not rows:
             return
-        for row in rows:
-            self.changes.moved(row, ran=True)
+        self.changes.moved(rows)
+        if verb in _LEASE_LOST:
+            for row in rows:
+                self.changes.count(LEASES_LOST, row["queue"], row["kind"])
         self.moved[verb] += len(rows)
         self.changes.count(SWEPT, verb, by=len(rows))
         self.full |= len(rows) == BATCH
@@ -379,22 +383,15 @@ async def sweep(
             return None
         oldest = THE_BEGINNING if watchfulness is None else watchfulness.oldest_run(clock["now"])
 
-        async def move(verb: str, hold: str, *arguments: object) -> list[asyncpg.Record]:
-            rows = await move_held(connection, hold, (BATCH, *arguments), _VERBS[verb])
-            swept.take(verb, rows)
-            return rows
+        async def move(verb: str, hold: str, *arguments: object) -> None:
+            swept.take(verb, await move_held(connection, hold, (BATCH, *arguments), _VERBS[verb]))
 
         await move("cancel", HOLD_OVERDUE, cancel_grace_seconds, oldest)
         swept.full |= await _expire(
             connection, swept, _late_mark() if watchfulness is None else watchfulness.late
         )
         if swept.blind_seconds == 0:
-            rescued = await move("rescue", HOLD_LOST, lost_before, oldest)
-            swept.changes.failed = [
-                Failure(row["id"], row["kind"], row["queue"], row["attempt"], row["error"])
-                for row in rescued
-                if row["state"] == "failed"
-            ]
+            await move("rescue", HOLD_LOST, lost_before, oldest)
             await move("supersede", HOLD_STALE, lost_before, oldest)
         if watchfulness is not None:
             [found] = await connection.fetch(END_LOOK, lost_before, clock["now"], oldest)

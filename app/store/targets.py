@@ -218,6 +218,37 @@ async def unpark(database: Database) -> AsyncIterator[Changes[None]]:
         after = max(row["last"] for row in rows)
 
 
+RUNNING_ON = "SELECT runs_on, count(*) AS jobs FROM running WHERE runs_on IS NOT NULL GROUP BY runs_on"
+
+
+async def running_on(database: Database) -> dict[str, int]:
+    """How many jobs run on each target, over the whole fleet."""
+    return {row["runs_on"]: row["jobs"] for row in await database.fetch(RUNNING_ON)}
+
+
+# Each counted no further than somebody wants to know.
+WAITING_IN = f"""
+SELECT lane, sum(jobs)::bigint AS jobs FROM (
+    SELECT asked.lane, waiting.jobs FROM unnest($1::text[], $2::text[]) AS asked (queue, lane) CROSS JOIN LATERAL (
+        SELECT count(*) AS jobs FROM (
+            SELECT 1 FROM queued WHERE queue = asked.queue AND lane = asked.lane AND {IN_LANES} LIMIT $3
+        ) AS ready
+    ) AS waiting
+    UNION ALL
+    SELECT lane, count(*) FROM (SELECT lane FROM queued WHERE asleep LIMIT $3) AS asleep GROUP BY lane
+) AS waiting GROUP BY lane
+"""
+
+
+async def waiting_in_lanes(
+    database: Database, places: Sequence[tuple[str, str]], at_most: int
+) -> dict[str, int]:
+    """How many jobs wait in these (queue, lane), and in any lane for a target that is asleep."""
+    queues, lanes = [queue for queue, _ in places], [lane for _, lane in places]
+    rows = await database.fetch(WAITING_IN, queues, lanes, at_most)
+    return {row["lane"]: row["jobs"] for row in rows}
+
+
 # A loose index scan: one probe per lane, however many wait in it. Asked again and again while a target sleeps.
 PARKED_LANES = """
 WITH RECURSIVE parked AS (

@@ -3,13 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from typing import Annotated
 
 import msgspec
 import orjson
+from msgspec import Meta
 
-from app.jobs.shapes import Count, Moment
+from app.jobs.shapes import Count, JobId, Moment
 from app.store.database import Database
 from app.store.rows import as_rows, columns
+
+# Of the jobs that a worker has, so many are named.
+MOST_JOBS = 5
 
 
 @dataclass(slots=True)
@@ -59,16 +64,22 @@ class Worker(msgspec.Struct):
     last_seen_at: Moment
     # How many jobs it has at the moment.
     running: Count
+    job_ids: Annotated[
+        list[JobId],
+        Meta(description=f"Some of those jobs, {MOST_JOBS} at most: what it has had for longest."),
+    ]
 
 
 # Counted once for all of them.
 LIST = f"""
 WITH busy AS MATERIALIZED (
-    SELECT j.worker, count(*) AS jobs FROM running r CROSS JOIN LATERAL (
-        SELECT worker FROM jobs WHERE id = r.id AND tenant = $1 AND state IN ('loading', 'working') LIMIT 1
+    SELECT j.worker, count(*) AS jobs, (array_agg(r.id ORDER BY j.started_at, r.id))[1:{MOST_JOBS}] AS ids
+    FROM running r CROSS JOIN LATERAL (
+        SELECT worker, started_at FROM jobs
+        WHERE id = r.id AND tenant = $1 AND state IN ('loading', 'working') LIMIT 1
     ) AS j GROUP BY j.worker
 )
-SELECT {columns(Worker, "w", running="coalesce(busy.jobs, 0)")}
+SELECT {columns(Worker, "w", running="coalesce(busy.jobs, 0)", job_ids="coalesce(busy.ids, ARRAY[]::text[])")}
 FROM workers w LEFT JOIN busy ON busy.worker = w.name WHERE w.tenant = $1 ORDER BY w.last_seen_at DESC LIMIT 1000
 """
 

@@ -2,14 +2,45 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
 
 from app.dialects import DIALECTS
 from app.dialects.models import find_model, model_key
 from app.dialects.protocol import Dialect
-from app.dialects.shapes import Frame, as_frames, as_text
+from app.dialects.shapes import Frame, as_count, as_frames, as_text
 from app.targets.config import ECHO_NAME
+
+
+class Resident(msgspec.Struct, kw_only=True):
+    """A model that is in a target's memory."""
+
+    model: str
+    size_bytes: Annotated[int, Meta(ge=0)] | None
+    vram_bytes: Annotated[int | None, Meta(description="How much of it is in the memory of the GPU.")]
+    unloads_at: Annotated[datetime, Meta(tz=True)] | None
+
+
+def _resident(model: str, said: Frame) -> Resident:
+    return Resident(
+        model=model,
+        size_bytes=as_count(said.get("size")) or None,
+        vram_bytes=as_count(said.get("size_vram")) or None,
+        unloads_at=_moment(as_text(said.get("expires_at"))),
+    )
+
+
+def _moment(text: str) -> datetime | None:
+    """Whatever a target writes there."""
+    try:
+        moment = datetime.fromisoformat(text)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -50,6 +81,11 @@ class Inventory:
     @property
     def resident_models(self) -> frozenset[str]:
         return frozenset(model_key(self.dialect.model_name(each)) for each in self.running)
+
+    @property
+    def residents(self) -> list["Resident"]:
+        """What is in memory, as far as the target says so."""
+        return [_resident(self.dialect.model_name(each), each) for each in self.running]
 
     def entry(self, model: Frame, reader: Dialect) -> Frame:
         """One of its models, as another dialect lists it."""

@@ -1,6 +1,7 @@
 """The prober of one target: asks what it has, notices when it sleeps, and wakes it when it is needed."""
 
 import asyncio
+import contextlib
 import math
 import re
 import time
@@ -16,10 +17,10 @@ from app.outbound.client import GuardedClient
 from app.outbound.errors import OutboundError
 from app.store import targets as store
 from app.store.database import Database
+from app.targets.config import WakeAction
 from app.targets.inventory import Inventory
 from app.targets.target import Serving, Target
 from app.targets.wake import WakeError, wake
-from app.telemetry import TARGET_AWAKE
 
 log = structlog.get_logger()
 
@@ -61,7 +62,6 @@ class Prober(Loop):
         self._answers: dict[str, Frame | None] = {}
         self._has_news = False
         super().__init__(f"target-{target.name}", self._probe, interval=interval)
-        self._gauge = TARGET_AWAKE.labels(target.name)
         target.on_trouble = lambda _: self.trouble()
         target.on_residents = self.wake
 
@@ -73,6 +73,10 @@ class Prober(Loop):
     def trouble(self) -> None:
         self._changed()
         self.wake()
+
+    async def ask_now(self) -> None:
+        """Ask, however lately that was done; what comes of it is known afterwards, and everywhere."""
+        await self._ask()
 
     async def ask_again(self) -> None:
         if time.monotonic() - self._asked > FRESH_SECONDS:
@@ -141,10 +145,9 @@ class Prober(Loop):
         known = target.inventory.names if target.inventory else None
         target.inventory = inventory
         target.awake = True
-        target.asleep_since = None
+        slept_since, target.asleep_since = target.asleep_since, None
         target.answered_at = datetime.now(UTC)
         target.warning = None
-        self._gauge.set(1)
         recorded_at = await store.record_answer(
             self._database, target.name, inventory.as_json(), forget=target.settle_residents(began)
         )
@@ -152,8 +155,10 @@ class Prober(Loop):
             # Once more: what another replica had found out before may have come in between.
             target.inventory, target.recorded_at = inventory, recorded_at
         if not was or known != inventory.names:
-            if not was:
-                log.info("target.answers", target=target.name, models=len(inventory.names))
+            if was is None or slept_since is not None:
+                seconds = slept_since and round((target.answered_at - slept_since).total_seconds(), 1)
+                models = len(inventory.names)
+                log.info("target.answers", target=target.name, models=models, asleep_seconds=seconds)
             self._changed()
             self._has_news = True
         if self._has_news:
@@ -166,7 +171,6 @@ class Prober(Loop):
         fell_asleep = target.asleep_since is None
         target.awake = False
         target.warning = problem[:500]
-        self._gauge.set(0)
         if fell_asleep:
             target.asleep_since = datetime.now(UTC)
             log.warning("target.asleep", target=target.name, problem=target.warning)
@@ -180,16 +184,25 @@ class Prober(Loop):
         number = await store.take_wake(
             self._database, self._target.name, FIRST_WAKE_SECONDS, MOST_WAKE_SECONDS
         )
-        if number is None:
-            return
+        if number is not None:
+            with contextlib.suppress(WakeError):
+                await self._wake(action, number)
+
+    async def wake_now(self, action: WakeAction) -> None:
+        """Try to wake it, however lately that was done. Raises WakeError where it could not even be tried."""
+        await self._wake(action, await store.take_wake(self._database, self._target.name, 0, 0) or 0)
+        # It is looked at again soon, and so every other second while it sleeps.
+        self.wake()
+
+    async def _wake(self, action: WakeAction, number: int) -> None:
         try:
             await wake(action, self._guarded)
         except WakeError as problem:
             log.warning("target.wake_failed", target=self._target.name, problem=str(problem), tries=number)
             self._target.warning = f"wake: {problem}"[:500]
             await store.record_warning(self._database, self._target.name, self._target.warning)
-        else:
-            log.info("target.wake_sent", target=self._target.name, tries=number)
+            raise
+        log.info("target.wake_sent", target=self._target.name, tries=number)
 
     def _is_needed(self, lanes: Iterable[str]) -> bool:
         return any(self._target in self._serving_lane(lane).asleep for lane in lanes)

@@ -28,6 +28,8 @@ from app.targets.config import TargetConfig, TargetFields, same_server
 from app.targets.inventory import Inventory
 from app.targets.prober import Prober
 from app.targets.target import Serving, Target
+from app.targets.wake import WakeError
+from app.telemetry import TARGET_AWAKE, TARGET_BREAKER, TARGET_RESIDENT, TARGET_SLOTS, Names
 
 log = structlog.get_logger()
 
@@ -156,6 +158,33 @@ class Registry:
                         if self._targets[name].awake
                     )
                 )
+
+    async def measure(self) -> None:
+        """Bring the gauges of the targets up to date; those of targets that are gone go, too."""
+        for gauge in (TARGET_AWAKE, TARGET_BREAKER, TARGET_SLOTS, TARGET_RESIDENT):
+            gauge.clear()
+        names, residents = Names(), Names()
+        for target in self._targets.values():
+            [name] = names.known(target.name)
+            if target.awake is not None:
+                TARGET_AWAKE.labels(name).set(target.awake)
+            TARGET_BREAKER.labels(name).set(not target.breaker.is_closed)
+            TARGET_SLOTS.labels(name).set(target.config.slots)
+            for model in target.inventory.resident_models if target.inventory and target.awake else ():
+                TARGET_RESIDENT.labels(*residents.known(name, model)).set(1)
+
+    async def probe(self, name: str) -> None:
+        """Ask this one target now."""
+        prober = self._probers.get(name)
+        if prober is not None:
+            await prober.ask_now()
+
+    async def wake(self, name: str) -> None:
+        """Try to wake this one now. Raises WakeError where it could not even be tried."""
+        target, prober = self._targets.get(name), self._probers.get(name)
+        if target is None or prober is None or target.config.wake is None:
+            raise WakeError("it has no wake action")
+        await prober.wake_now(target.config.wake)
 
     # -- changes -------------------------------------------------------------------------------------
 

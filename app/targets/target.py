@@ -7,6 +7,8 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 
+import structlog
+
 from app.dialects import dialect_named
 from app.dialects.models import model_key
 from app.dialects.protocol import Dialect
@@ -17,6 +19,8 @@ from app.targets.breaker import Breaker
 from app.targets.config import TargetConfig
 from app.targets.inventory import Inventory
 from app.telemetry import HIDDEN
+
+log = structlog.get_logger()
 
 # For how long something that was just used is taken to be resident still. Ollama keeps models for five
 # minutes unless it is told otherwise; when it is wrong, the target loads the model a moment later.
@@ -88,6 +92,8 @@ class Target:
     # -- what runs tell ------------------------------------------------------------------------------
 
     def answered(self) -> None:
+        if not self.breaker.is_closed:
+            log.info("target.breaker_closed", target=self.name)
         self.breaker.succeeded()
 
     def undecided(self) -> None:
@@ -96,7 +102,11 @@ class Target:
     def failed(self, problem: str) -> None:
         """It answered, but badly."""
         self.warning = problem[:500]
-        self.breaker.failed(time.monotonic())
+        was_closed, now = self.breaker.is_closed, time.monotonic()
+        self.breaker.failed(now)
+        if was_closed and not self.breaker.is_closed:
+            pause = round(self.breaker.seconds_left(now), 1)
+            log.warning("target.breaker_opened", target=self.name, problem=self.warning, seconds=pause)
         self.on_trouble(self)
 
     def unreachable(self, problem: str) -> None:

@@ -41,6 +41,7 @@ class Receiver:
     last_error: str = ""
     pause_seconds: float = FIRST_PAUSE_SECONDS
     open_until: float | None = None
+    opened_at: float = 0.0
     is_probing: bool = False
     used_at: float = 0.0
     _mark: datetime = THE_BEGINNING
@@ -85,6 +86,7 @@ class Receiver:
         if self.open_until is None:
             self.room = max(min(STARTING_ROOM, self.most), self.room // 2)
             if self.failing >= SHARE_TO_OPEN:
+                self.opened_at = now
                 self._open(now, dice)
         elif self.is_probing:
             # What was still under way when the circuit opened changes nothing; this one was to find out.

@@ -24,9 +24,23 @@ from app.loops.loop import Loop
 from app.outbound.response import MAX_RETRY_AFTER_SECONDS
 from app.store import outbox
 from app.store.changes import Changes
+from app.store.daily_counts import DailyTally
 from app.store.database import Database
+from app.store.kept import Kept
 from app.store.outbox import DueDelivery, Try, Wanted
-from app.telemetry import WEBHOOK_CIRCUITS, WEBHOOK_SECONDS, WEBHOOK_TRIES, WEBHOOKS_IN_FLIGHT
+from app.telemetry import (
+    LOOK_SECONDS,
+    MAX_RECEIVERS,
+    OTHER,
+    WEBHOOK_CIRCUITS,
+    WEBHOOK_SECONDS,
+    WEBHOOK_TRIES,
+    WEBHOOKS_IN_FLIGHT,
+    WEBHOOKS_OLDEST,
+    WEBHOOKS_PENDING,
+    SparingLog,
+    without_secrets,
+)
 from app.webhooks.circuit import OVERDUE_AT_ONCE, OVERDUE_SECONDS, Receiver
 from app.webhooks.send import MAX_RESULT_BYTES, Sender, Verdict
 
@@ -62,11 +76,14 @@ class Deliverer:
         hub: Hub,
         sender: Sender,
         settings: Settings,
+        tally: DailyTally | None = None,
         tracer: "Tracer | None" = None,
     ) -> None:
-        self._tracer = tracer
         self._database = database
         self._sender = sender
+        # By receiver; somebody else writes it down.
+        self._tally = tally or DailyTally()
+        self._tracer = tracer
         self._host_concurrency = settings.webhook_host_concurrency
         self._poll_seconds = settings.poll_seconds
         self._grace_seconds = min(GRACE_SECONDS, settings.shutdown_grace_seconds)
@@ -80,9 +97,14 @@ class Deliverer:
         self._held: dict[tuple[str, int], tuple[int, float]] = {}
         self._looked_at = 0.0
         self._stopping = False
-        self._recorder: Batcher[Try, DueDelivery | None] = Batcher(self._flush, max_weight=MAX_RECORD)
+        self._recorder: Batcher[Try, DueDelivery | None] = Batcher(
+            "deliveries", self._flush, max_weight=MAX_RECORD
+        )
         self._loop = Loop("webhooks", self._round, interval=self._poll_seconds)
         self._keeper = Loop("webhook-leases", self._renew, interval=RENEW_SECONDS)
+        self._backlog = Kept(lambda: outbox.backlog(database, MAX_RECEIVERS, OTHER))
+        # Receivers may be many, and what is wrong may be on our side.
+        self._circuit_log = SparingLog(log)
         hub.subscribe(self._heard)
 
     async def start(self) -> None:
@@ -103,6 +125,20 @@ class Deliverer:
         await self._recorder.drain()
         if self._held:
             await self._let_go([(job_id, seq, tries) for (job_id, seq), (tries, _) in self._held.items()])
+        self._circuit_log.tell_the_rest()
+
+    async def measure(self) -> None:
+        """Bring the gauges of what is pending up to date, for whoever reads the metrics."""
+        try:
+            backlog = await self._backlog.take_within(LOOK_SECONDS)
+        except Unavailable:
+            backlog = []
+        WEBHOOKS_PENDING.clear()
+        WEBHOOKS_OLDEST.clear()
+        WEBHOOK_CIRCUITS.set(sum(receiver.is_open for receiver in self._receivers.values()))
+        for each in backlog:
+            WEBHOOKS_PENDING.labels(each.receiver).set(each.pending)
+            WEBHOOKS_OLDEST.labels(each.receiver).set(each.oldest_seconds)
 
     def _hasten(self, host: str) -> None:
         """Something for this receiver has just become due."""
@@ -232,7 +268,6 @@ class Deliverer:
         for host, receiver in list(self._receivers.items()):
             if not receiver.in_flight and receiver.used_at < long_ago and host not in keep:
                 del self._receivers[host]
-        WEBHOOK_CIRCUITS.set(sum(receiver.is_open for receiver in self._receivers.values()))
 
     # -- sending -------------------------------------------------------------------------------------------
 
@@ -280,15 +315,28 @@ class Deliverer:
         finally:
             WEBHOOKS_IN_FLIGHT.dec()
         now = time.monotonic()
-        if verdict.receiver_is_well:
-            receiver.answered()
-        elif verdict.receiver_is_well is False:
-            receiver.failed(now, random.random(), verdict.error or "")
+        self._judge(receiver, verdict, now)
         if self._tracer is not None:
             self._tracer.delivered(delivery, verdict.outcome, verdict.status, since)
         if verdict.outcome == "delivered":
             WEBHOOK_SECONDS.observe(delivery.age + now - began)
         return as_try(delivery, verdict, random.random())
+
+    def _judge(self, receiver: Receiver, verdict: Verdict, now: float) -> None:
+        """What a try says about the receiver; when its circuit opens or closes, that is told."""
+        was_open = receiver.is_open
+        if verdict.receiver_is_well:
+            receiver.answered()
+        elif verdict.receiver_is_well is False:
+            receiver.failed(now, random.random(), verdict.error or "")
+        if receiver.is_open is was_open:
+            return
+        if was_open:
+            seconds = round(now - receiver.opened_at, 1)
+            self._circuit_log.warning("webhooks.circuit_closed", receiver=receiver.host, seconds=seconds)
+        else:
+            error = without_secrets(receiver.last_error)
+            self._circuit_log.warning("webhooks.circuit_opened", receiver=receiver.host, problem=error)
 
     async def _fail_untried(self, receiver: Receiver, delivery: DueDelivery) -> None:
         error = f"the receiver has failed {receiver.failures} times in a row ({receiver.last_error})"
@@ -319,7 +367,9 @@ class Deliverer:
             take_next=not self._stopping,
         )
         for each in tries:
-            _OUTCOMES["retried" if each.state == "pending" else each.state].inc()
+            outcome = "retried" if each.state == "pending" else each.state
+            _OUTCOMES[outcome].inc()
+            self._tally.count("receiver", each.host, outcome)
         return following
 
     async def _renew(self) -> float | None:
@@ -346,13 +396,20 @@ def host_of(url: str) -> str:
 
 def as_try(delivery: DueDelivery, verdict: Verdict, dice: float) -> Try:
     """What a verdict means for the delivery: over, or again at a later time, or given up on."""
-    job_id, seq, tries = delivery.job_id, delivery.seq, delivery.tries
-    if verdict.outcome != "failed":
-        return Try(job_id, seq, tries, verdict.outcome, verdict.status, verdict.error)
-    delay = next_delay(tries + 1, dice, verdict.retry_after)
-    if delay is None:
-        return Try(job_id, seq, tries, "given_up", verdict.status, verdict.error)
-    return Try(job_id, seq, tries, "pending", verdict.status, verdict.error, delay)
+    state, delay = str(verdict.outcome), 0.0
+    if verdict.outcome == "failed":
+        again = next_delay(delivery.tries + 1, dice, verdict.retry_after)
+        state, delay = ("given_up", 0.0) if again is None else ("pending", again)
+    return Try(
+        delivery.job_id,
+        delivery.seq,
+        delivery.tries,
+        state,
+        verdict.status,
+        verdict.error,
+        delay,
+        delivery.host,
+    )
 
 
 def next_delay(tries: int, dice: float, retry_after: float | None = None) -> float | None:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
         WebhookRejected,
     )
     from foreman_client.events import Event
+    from foreman_client.explanation import Explanation, Reason
     from foreman_client.handle import AsyncJobHandle
     from foreman_client.job import Job, JobError, JobPage, Progress
     from foreman_client.webhooks import verify_webhook
@@ -68,6 +69,7 @@ _HOMES = {
     "client": ("AsyncForeman",),
     "compatibility": ("SERVER_VERSIONS", "ServerVersion", "VersionMismatchWarning"),
     "events": ("Event",),
+    "explanation": ("Explanation", "Reason"),
     "handle": ("AsyncJobHandle",),
     "job": ("Job", "JobError", "JobPage", "Progress"),
     "webhooks": ("verify_webhook",),
@@ -85,6 +87,7 @@ __all__ = [
     "Conflict",
     "Defer",
     "Event",
+    "Explanation",
     "Fail",
     "Forbidden",
     "Foreman",
@@ -114,6 +117,7 @@ __all__ = [
     "Progress",
     "QueueFull",
     "RateLimited",
+    "Reason",
     "Retry",
     "ServerVersion",
     "Unauthorized",

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
 from foreman_client.client import AsyncForeman
 from foreman_client.handle import AsyncJobHandle
-from foreman_client.transport import BlockingTransport, iterate, run
+from foreman_client.transport import Transport, iterate, run
 
 C = TypeVar("C")
 P = ParamSpec("P")
@@ -90,6 +90,7 @@ class JobHandle:
         return run(self.core.result(timeout, as_type=as_type))  # type: ignore[arg-type]
 
     status = blocking(AsyncJobHandle.status)
+    explain = blocking(AsyncJobHandle.explain)
     wait = blocking(AsyncJobHandle.wait)
     cancel = blocking(AsyncJobHandle.cancel)
     retry = blocking(AsyncJobHandle.retry)
@@ -109,13 +110,18 @@ class Foreman:
         api_key: str | None = None,
         timeout: float = 30.0,
         retry_seconds: float = 15.0,
+        transport_class: type[Transport] | None = None,
     ) -> None:
+        if transport_class is None:
+            from foreman_client.httpx_transport import BlockingTransport  # noqa: PLC0415  # slow to load
+
+            transport_class = BlockingTransport
         self.core = AsyncForeman(
             url,
             api_key=api_key,
             timeout=timeout,
             retry_seconds=retry_seconds,
-            transport_class=BlockingTransport,
+            transport_class=transport_class,
         )
 
     def __enter__(self) -> Self:
@@ -135,6 +141,7 @@ class Foreman:
     submit = handing(AsyncForeman.submit)
     submit_many = _Facade[..., "list[JobHandle]"](AsyncForeman.submit_many, _all_handles)
     get = blocking(AsyncForeman.get)
+    explain = blocking(AsyncForeman.explain)
     list_jobs = blocking(AsyncForeman.list_jobs)
     wait = blocking(AsyncForeman.wait)
     cancel = blocking(AsyncForeman.cancel)

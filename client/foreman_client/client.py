@@ -16,12 +16,13 @@ from foreman_client.compatibility import ServerVersion, VersionMismatchWarning, 
 from foreman_client.context import RunningJob, running_job
 from foreman_client.errors import ApiError, ForemanError, RateLimited, Unavailable, Unreachable, WaitTimeout
 from foreman_client.events import Event, ServerSentEvents
+from foreman_client.explanation import Explanation
 from foreman_client.handle import AsyncJobHandle
 from foreman_client.job import Job, JobPage
 from foreman_client.retrying import policy
 from foreman_client.submission import JobOptions, hand_down, job_body, wire_value
 from foreman_client.tracing import trace_headers
-from foreman_client.transport import AwaitedTransport, Transport
+from foreman_client.transport import Transport
 from foreman_client.wire import EVENT_STREAM_TYPE, JSON_TYPE, Reply, Request, encode, error_from, plain
 
 DEFAULT_URL = "http://127.0.0.1:8080"
@@ -59,13 +60,17 @@ class AsyncForeman:
         api_key: str | None = None,
         timeout: float = 30.0,
         retry_seconds: float = 15.0,
-        transport_class: type[Transport] = AwaitedTransport,
+        transport_class: type[Transport] | None = None,
     ) -> None:
         self.url = (url or os.environ.get("FOREMAN_URL") or DEFAULT_URL).rstrip("/")
         self.retry_seconds = retry_seconds
         headers = {"User-Agent": f"foreman-client/{__version__}", "Accept": JSON_TYPE}
         if key := api_key or os.environ.get("FOREMAN_API_KEY"):
             headers["Authorization"] = f"Bearer {key}"
+        if transport_class is None:
+            from foreman_client.httpx_transport import AwaitedTransport  # noqa: PLC0415  # slow to load
+
+            transport_class = AwaitedTransport
         self.transport: Transport = transport_class(self.url, headers, timeout)  # type: ignore[call-arg]
         # What was found out when an answer made no sense; None before.
         self._server: ServerVersion | None = None
@@ -126,6 +131,11 @@ class AsyncForeman:
         query = {"wait": f"{hold_seconds:g}"} if hold_seconds else {}
         reply = await self.request("GET", f"/jobs/{job_id}", query=query, hold_seconds=hold_seconds)
         return Job.from_wire(await self._having(reply, "job_id", "state"))
+
+    async def explain(self, job_id: str) -> Explanation:
+        """Why the job waits, what it is at, or how it went."""
+        reply = await self.request("GET", f"/jobs/{job_id}/explain")
+        return Explanation.from_wire(await self._having(reply, "state", "because"))
 
     async def list_jobs(
         self, *, metadata: Mapping[str, str] | None = None, **filters: Unpack[JobFilters]

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from foreman_client.events import Event
+from foreman_client.explanation import Explanation
 from foreman_client.job import Job
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ class AsyncJobHandle:
     async def status(self) -> Job:
         """The job as it is now."""
         return await self._client.get(self.job_id)
+
+    async def explain(self) -> Explanation:
+        """Why it waits, what it is at, or how it went."""
+        return await self._client.explain(self.job_id)
 
     async def wait(self, timeout: float | None = None) -> Job:
         """The job once it is done; raises JobFailed, JobCancelled, JobExpired …, or WaitTimeout."""

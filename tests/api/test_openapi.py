@@ -142,6 +142,8 @@ def test_real_answers_of_every_route_are_as_described(
     conforms(client.get(path), "GET", one)
     conforms(client.get(path, headers={"If-None-Match": "*"}), "GET", one)
     conforms(client.get("/jobs/nothing"), "GET", one)
+    conforms(client.get(f"{path}/explain"), "GET", f"{one}/explain")
+    conforms(client.get("/jobs/nothing/explain"), "GET", f"{one}/explain")
     conforms(client.post(f"{path}/cancel"), "POST", f"{one}/cancel")
     conforms(client.post(f"{path}/cancel", content=b"["), "POST", f"{one}/cancel")
     conforms(client.post(f"{path}/retry"), "POST", f"{one}/retry")

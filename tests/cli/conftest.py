@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,9 +43,11 @@ Foreman = Callable[..., Outcome]
 
 
 @pytest.fixture
-def foreman(shared_server: Server, monkeypatch: pytest.MonkeyPatch) -> Foreman:
+def foreman(shared_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Foreman:
     """The command in this process; as fast as it gets, and the same code."""
     monkeypatch.setenv("FOREMAN_URL", shared_server.url)
+    # No data of a server that was tried out in this checkout.
+    monkeypatch.setenv("FOREMAN_DATA_DIR", str(tmp_path / "none"))
 
     def run(*arguments: str, stdin: str | None = None) -> Outcome:
         result = CliRunner().invoke(build(arguments), list(arguments), input=stdin)

@@ -43,7 +43,7 @@ def test_wrong_usage_exits_with_two_and_one_clear_message(
 
 
 def test_an_unknown_job_exits_with_three(foreman: Foreman) -> None:
-    for command in ("get", "wait", "watch", "events", "logs", "retry", "delete", "webhooks"):
+    for command in ("get", "why", "wait", "watch", "events", "logs", "retry", "delete", "webhooks"):
         outcome = foreman(command, "01J00000000000000000000000")
         assert outcome.code == 3, (command, outcome)
         assert "no such job" in outcome.err.lower()
@@ -86,7 +86,7 @@ def test_each_refusal_has_its_exit_code(foreman: Foreman, answer: Answer, code: 
         ("queues", "show", "x"),
         ("queues", "pause", "x"),
         ("dead", "list"),
-        ("dead", "replay", "01J"),
+        ("dead", "replay", "01J00000000000000000000000"),
         ("keys", "create", "ci"),
         ("schedules", "list"),
     ],
@@ -183,7 +183,7 @@ def test_reading_commands_start_without_the_server_behind_them() -> None:
 
 
 COMMANDS = [
-    "serve", "work", "migrate", "submit", "get", "list", "wait", "watch", "cancel", "retry", "delete",
+    "serve", "work", "migrate", "submit", "get", "list", "wait", "why", "watch", "cancel", "retry", "delete",
     "events", "logs", "queues", "dead", "workers", "targets", "keys", "schedules", "webhooks", "usage",
     "doctor", "secrets",
 ]  # fmt: skip

@@ -70,7 +70,7 @@ def test_follow_as_json_is_one_line_per_event_up_to_the_last(foreman: Foreman) -
 
 
 def test_interrupting_follow_detaches_and_says_how_to_come_back(foreman: Foreman, start: Start) -> None:
-    process = start(*ECHO, "--follow", "--deadline", "1m", "a b c d e f g h i j k l m n o p", *SLOW)
+    process = start(*ECHO, "--follow", "--deadline", "1h", "word " * 500, *SLOW)
     # The id is announced before anything else.
     assert process.stderr is not None
     job_id = process.stderr.readline().split()[1]

@@ -143,3 +143,16 @@ def test_big_numbers_and_key_order_come_back_as_they_went(foreman: Foreman) -> N
 
 async def test_the_blocking_client_may_be_used_where_a_loop_is_running(foreman: Foreman) -> None:
     assert foreman.submit(model="echo", messages=HELLO).wait(20).text == "hello there"
+
+
+def test_a_job_explains_itself(foreman: Foreman) -> None:
+    handle = foreman.submit("someday", delay_seconds=timedelta(hours=1))
+    found = handle.explain()
+    assert (found.state, [reason.code for reason in found.because]) == ("queued", ["scheduled"])
+    assert found.headline.startswith("Waiting: it is not to run before ")
+    assert found.next_at == found.because[0].until == handle.status().run_at
+    assert found.because[0].raw["message"] == found.because[0].message
+    handle.cancel("changed my mind")
+    assert foreman.explain(handle.job_id).headline == "Cancelled while it waited: changed my mind"
+    with pytest.raises(fc.JobNotFound):
+        foreman.explain("01J00000000000000000000000")

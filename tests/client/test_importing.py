@@ -18,7 +18,9 @@ def test_importing_the_package_loads_next_to_nothing() -> None:
 
 
 def test_client_and_worker_come_without_server_and_pydantic() -> None:
-    loaded = modules_after("from foreman_client import AsyncForeman, Foreman, Worker, verify_webhook")
+    loaded = modules_after(
+        "from foreman_client import AsyncForeman, Foreman, Worker, verify_webhook\nForeman()"
+    )
     assert "httpx" in loaded
     assert not {name for name in loaded if name == "app" or name.startswith("app.")}
     assert not loaded & {"pydantic", "fastapi", "starlette", "sqlalchemy", "asyncpg", "msgspec", "orjson"}
@@ -26,6 +28,11 @@ def test_client_and_worker_come_without_server_and_pydantic() -> None:
 
 def test_checking_webhooks_needs_no_http_client() -> None:
     assert "httpx" not in modules_after("from foreman_client import verify_webhook")
+
+
+def test_whoever_brings_a_transport_needs_no_other() -> None:
+    code = "from foreman_client import Foreman\nForeman(transport_class=lambda *_: None)"
+    assert not modules_after(code) & {"httpx", "asyncio"}
 
 
 def test_every_public_name_is_there() -> None:

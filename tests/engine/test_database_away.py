@@ -51,6 +51,7 @@ def test_a_database_that_is_away_is_a_503_and_needs_no_restart(
             client.post("/jobs", json={"kind": "noop"}),
             client.post("/jobs/batch", json={"jobs": [{"kind": "noop"}]}),
             client.get(f"/jobs/{first[0]}"),
+            client.get(f"/jobs/{first[0]}/explain"),
             client.get("/jobs"),
             client.post(f"/jobs/{first[0]}/cancel"),
             client.get("/readyz"),
@@ -60,6 +61,12 @@ def test_a_database_that_is_away_is_a_503_and_needs_no_restart(
             assert answer.headers["content-type"] == "application/problem+json"
             assert answer.json()["code"] == "unavailable"
         assert client.get("/healthz").status_code == 200
+        # What has to be looked up is left out, not told as it was.
+        metrics = client.get("/metrics").text
+        assert 'foreman_database_up{of="database"} 0.0' in metrics
+        assert "foreman_queue_jobs{" not in metrics
+        away = 'why="database_away"'
+        wait_until(lambda: away in client.get("/metrics").text)
         assert client.get("/version").status_code == 200
         # What is wrong is still told as such: the database is not needed for that.
         assert client.post("/jobs", content=b"{").status_code == 400

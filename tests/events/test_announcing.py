@@ -45,7 +45,7 @@ def local(**more: Any) -> Changes[str]:
         schedules=True,
         operations=True,
         accepted=Counter(q=1),
-        failed=[Failure("f", "noop", "q", 1, None)],
+        failed=[Failure("f", "noop", "q", "failed", 1, None, None)],
         counts=Counter({(GATES_PASSED, ("tested",)): 3}),
         **more,
     )
@@ -157,6 +157,6 @@ async def test_a_claim_is_told_with_its_jobs_and_their_webhooks(database: Databa
     await desk.claim(Claimer(["default"], ("noop",), Claimant("tester", 10, 30)), 0)
     told = mine.heard.get_nowait()
     expected: Changes[LeasedJob] = Changes(told.answers, jobs={plain, hooked}, webhooks=[(hooked, URL)])
-    assert told == replace(expected, counts=told.counts)
+    assert told == replace(expected, counts=told.counts, durations=told.durations)
     assert CLAIMED._value.get() - before == 2
     await desk.drain()

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+from structlog.testing import capture_logs
 
 from app.events import neighbours
 from app.events.hub import MANY, Hub
@@ -217,3 +218,17 @@ async def test_a_log_is_read_by_those_who_wait_for_its_rows_and_not_by_who_hears
         assert hub.log_is_read("a")
     finally:
         await hub.stop()
+
+
+async def test_that_it_listens_again_is_told_once_with_how_long_it_did_not(
+    hubs: tuple[Hub, Hub], database: Database
+) -> None:
+    here, _ = hubs
+    with capture_logs() as lines:
+        connection = here._connection
+        assert connection is not None
+        connection._connection.terminate()
+        await until(lambda: here._connection is not connection and here._lost_at is None)
+    told = [line for line in lines if line["event"] == "hub.listens_again"]
+    assert len(told) == 1
+    assert told[0]["seconds"] >= 0

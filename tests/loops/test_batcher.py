@@ -46,13 +46,13 @@ def put(batcher: Batcher[str, str], *items: str) -> list["asyncio.Task[str]"]:
 async def test_a_lone_item_leaves_at_once_and_alone() -> None:
     gate = Gate()
     gate.open()
-    assert await Batcher(gate.flush).put("a") == "A"
+    assert await Batcher("tested", gate.flush).put("a") == "A"
     assert gate.batches == [["a"]]
 
 
 async def test_what_comes_while_a_flush_is_in_flight_leaves_together_in_order() -> None:
     gate = Gate()
-    batcher = Batcher(gate.flush)
+    batcher = Batcher("tested", gate.flush)
     first = put(batcher, "a")
     await gate.entered.wait()
     rest = put(batcher, "b", "c", "d")
@@ -66,7 +66,7 @@ async def test_what_comes_while_a_flush_is_in_flight_leaves_together_in_order() 
 
 async def test_a_batch_is_as_heavy_as_allowed_and_no_heavier() -> None:
     gate = Gate()
-    batcher = Batcher(gate.flush, max_weight=5, weight=len)
+    batcher = Batcher("tested", gate.flush, max_weight=5, weight=len)
     first = put(batcher, "x")
     await gate.entered.wait()
     rest = put(batcher, "aa", "bbb", "c", "toolongforany", "d")
@@ -79,7 +79,7 @@ async def test_a_batch_is_as_heavy_as_allowed_and_no_heavier() -> None:
 
 async def test_a_batch_is_bounded_by_bytes_as_well_as_by_rows() -> None:
     gate = Gate()
-    batcher = Batcher(gate.flush, max_weight=3, max_size=10, size=len)
+    batcher = Batcher("tested", gate.flush, max_weight=3, max_size=10, size=len)
     first = put(batcher, "x")
     await gate.entered.wait()
     rest = put(batcher, "a" * 6, "b" * 4, "c", "d", "e", "f", "g" * 100, "h")
@@ -98,7 +98,7 @@ async def test_a_batch_is_bounded_by_bytes_as_well_as_by_rows() -> None:
 
 async def test_several_flushes_may_be_in_flight_when_that_is_wanted() -> None:
     gate = Gate()
-    batcher = Batcher(gate.flush, max_weight=1, in_flight=3)
+    batcher = Batcher("tested", gate.flush, max_weight=1, in_flight=3)
     waiting = put(batcher, "a", "b", "c", "d")
     await until(lambda: gate.in_flight == 3)
     gate.open()
@@ -110,7 +110,7 @@ async def test_an_answer_that_is_an_exception_fails_its_own_item_only() -> None:
     async def flush(items: Sequence[str]) -> list[str | Exception]:
         return [InvalidRequest(item) if item == "bad" else item for item in items]
 
-    batcher = Batcher(flush)
+    batcher = Batcher("tested", flush)
     good, bad, other = await all_of(*put(batcher, "good", "bad", "other"))
     assert (good, other) == ("good", "other")
     assert isinstance(bad, InvalidRequest)
@@ -125,7 +125,7 @@ async def test_one_bad_item_does_not_poison_its_neighbours() -> None:
             raise ValueError("cannot be written")
         return list(items)
 
-    batcher = Batcher(flush)
+    batcher = Batcher("tested", flush)
     before, poison, after = await all_of(*put(batcher, "before", "poison", "after"))
     assert (before, after) == ("before", "after")
     assert isinstance(poison, ValueError)
@@ -142,7 +142,7 @@ async def test_a_failed_flush_fails_exactly_its_own_waiters() -> None:
             raise Unavailable("the database is away")
         return list(items)
 
-    batcher = Batcher(flush)
+    batcher = Batcher("tested", flush)
     lost = put(batcher, "a", "b")
     await entered.wait()
     kept = put(batcher, "c", "d")
@@ -160,7 +160,7 @@ async def test_unavailable_is_not_tried_item_by_item() -> None:
         flushes += 1
         raise Unavailable
 
-    assert [type(each) for each in await all_of(*put(Batcher(flush), *"abc"))] == [Unavailable] * 3
+    assert [type(each) for each in await all_of(*put(Batcher("tested", flush), *"abc"))] == [Unavailable] * 3
     assert flushes == 1
 
 
@@ -173,7 +173,7 @@ async def test_what_must_not_be_lost_is_put_again_until_the_database_is_back() -
             raise Unavailable
         return list(items)
 
-    assert await Batcher(flush).put_surely("a", 60) == "a"
+    assert await Batcher("tested", flush).put_surely("a", 60) == "a"
     assert flushed == ["a"] * 3
 
 
@@ -187,15 +187,15 @@ async def test_patience_ends_with_its_time_and_is_only_for_a_database_that_is_aw
 
     tried: list[str] = []
     with pytest.raises(Unavailable):
-        await Batcher(away).put_surely("a", 0)
+        await Batcher("tested", away).put_surely("a", 0)
     with pytest.raises(ZeroDivisionError):
-        await Batcher(broken).put_surely("a", 60)
+        await Batcher("tested", broken).put_surely("a", 60)
     assert tried == ["a"]
 
 
 async def test_a_waiter_that_goes_away_takes_nobody_with_it_and_its_item_is_still_flushed() -> None:
     gate = Gate()
-    batcher = Batcher(gate.flush)
+    batcher = Batcher("tested", gate.flush)
     (first,) = put(batcher, "a")
     await gate.entered.wait()
     gone, stays = put(batcher, "gone", "stays")
@@ -217,7 +217,7 @@ async def test_a_flush_that_answers_too_few_leaves_nobody_waiting_for_ever() -> 
         calls += 1
         return []
 
-    batcher = Batcher(flush)
+    batcher = Batcher("tested", flush)
     answers = await all_of(*put(batcher, "a", "b"))
     assert all(isinstance(answer, Exception) for answer in answers)
     # It may have been written: a second flush of the same items could write them twice.
@@ -226,7 +226,7 @@ async def test_a_flush_that_answers_too_few_leaves_nobody_waiting_for_ever() -> 
 
 async def test_drain_waits_for_what_is_waiting_and_what_is_in_flight() -> None:
     gate = Gate()
-    batcher = Batcher(gate.flush)
+    batcher = Batcher("tested", gate.flush)
     waiting = put(batcher, "a")
     await gate.entered.wait()
     waiting += put(batcher, "b")
@@ -246,7 +246,7 @@ async def test_a_thousand_waiters_each_get_their_own_answer() -> None:
         await turn_of_the_loop()
         return [ValueError(item) if item % 7 == 0 else item * 2 for item in items]
 
-    batcher: Batcher[int, int] = Batcher(flush, max_weight=50)
+    batcher: Batcher[int, int] = Batcher("tested", flush, max_weight=50)
     answers = await asyncio.gather(*(batcher.put(n) for n in range(1000)), return_exceptions=True)
     for n, answer in enumerate(answers):
         assert isinstance(answer, ValueError) if n % 7 == 0 else answer == n * 2
@@ -254,7 +254,7 @@ async def test_a_thousand_waiters_each_get_their_own_answer() -> None:
 
 async def test_whoever_does_not_wait_is_told_in_the_order_of_the_batch() -> None:
     gate = Gate()
-    batcher = Batcher(gate.flush)
+    batcher = Batcher("tested", gate.flush)
     told: list[str | Exception] = []
     batcher.add("a", told.append)
     waiting = put(batcher, "b")
@@ -271,7 +271,7 @@ async def test_whoever_does_not_wait_is_told_in_the_order_of_the_batch() -> None
 async def test_whoever_cannot_be_told_keeps_nobody_else_from_being_told() -> None:
     gate = Gate()
     gate.open()
-    batcher = Batcher(gate.flush)
+    batcher = Batcher("tested", gate.flush)
 
     def fails(_: object) -> None:
         raise RuntimeError
@@ -287,7 +287,7 @@ async def test_whoever_cannot_be_told_keeps_nobody_else_from_being_told() -> Non
 
 async def test_of_items_with_a_key_in_common_one_leaves_and_the_others_keep_their_places() -> None:
     gate = Gate()
-    batcher = Batcher(gate.flush, max_weight=4, keys=lambda item: item.split("."))
+    batcher = Batcher("tested", gate.flush, max_weight=4, keys=lambda item: item.split("."))
     [first] = put(batcher, "busy")
     await gate.entered.wait()
     waiting = put(batcher, "a", "b", "a", "a.c", "c", "d", "e", "f")

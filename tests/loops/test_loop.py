@@ -8,6 +8,7 @@ import pytest
 from app.errors import DatabaseUnavailable, Unavailable
 from app.loops import loop as loop_module
 from app.loops.loop import Loop
+from app.telemetry import LOOP_FAILURES
 from tests.patience import turn_of_the_loop, until
 
 
@@ -71,6 +72,27 @@ async def test_a_wake_during_a_run_is_not_lost() -> None:
     loop.wake()
     go_on.set()
     await until(lambda: runs == 2)
+    await loop.stop()
+
+
+@pytest.mark.parametrize(
+    ("problem", "why"),
+    [
+        (Unavailable("away"), "unavailable"),
+        (DatabaseUnavailable("away"), "database_away"),
+        (ValueError("a bug"), "bug"),
+    ],
+)
+async def test_a_round_that_failed_is_counted(problem: Exception, why: str) -> None:
+    def failed() -> float:
+        return float(LOOP_FAILURES.labels("tested", why)._value.get())
+
+    body = Counted()
+    body.problem = problem
+    before = failed()
+    loop = Loop("tested", body.run_once, interval=3600)
+    await loop.start()
+    await until(lambda: failed() == before + 1)
     await loop.stop()
 
 

@@ -48,6 +48,41 @@ def test_a_schedule_makes_a_job_at_each_tick(call: Caller, queue: str) -> None:
     assert call.http.delete(f"/schedules/{queue}").status_code == 404
 
 
+def test_a_schedule_tells_its_last_ticks_and_its_next_ones(call: Caller, queue: str) -> None:
+    call.configure(queue, max_depth=1)
+    body = {"cron": "* * * * * *", "job": {"kind": "work", "queue": queue}}
+    made = call.http.put(f"/schedules/{queue}", json=body).json()
+    assert made["last_ticks"] == []
+    soon(lambda: len(call.http.get(f"/schedules/{queue}").json()["last_ticks"]) >= 3)
+    shown = call.http.get(f"/schedules/{queue}").json()
+    *refused, accepted = shown["last_ticks"]
+    assert (accepted["outcome"], accepted["error"]) == ("accepted", None)
+    assert call.job(accepted["job_id"])["metadata"] == {"schedule": queue}
+    assert {(each["outcome"], each["job_id"]) for each in refused} == {("queue_full", None)}
+    assert all(each["error"] for each in refused)
+    moments = [each["at"] for each in reversed(shown["last_ticks"])] + shown["next_ticks"]
+    assert moments == sorted(set(moments))
+    assert (shown["last_ticks"][0]["at"], shown["next_ticks"][0]) == (shown["last_at"], shown["next_at"])
+    assert len(shown["next_ticks"]) == 5
+    [listed] = [each for each in call.http.get("/schedules").json()["schedules"] if each["name"] == queue]
+    assert len(listed["last_ticks"]) >= 3
+    assert call.http.delete(f"/schedules/{queue}").status_code == 204
+    anew = call.http.put(f"/schedules/{queue}", json={"cron": "0 0 29 2 *", "job": JOB}).json()
+    assert anew["last_ticks"] == []
+    assert [moment[5:10] for moment in anew["next_ticks"]] == ["02-29"] * 5
+
+
+def test_the_next_ticks_that_cannot_be_known_here_are_left_out(call: Caller, queue: str) -> None:
+    call.http.put(f"/schedules/{queue}", json={"cron": "0 3 * * *", "job": JOB})
+    call.sql("UPDATE schedules SET timezone = 'Mars/Olympus' WHERE name = $1", queue)
+    shown = call.http.get(f"/schedules/{queue}").json()
+    assert shown["next_ticks"] == [shown["next_at"]]
+    call.sql("UPDATE schedules SET timezone = 'UTC', next_at = '9999-01-01' WHERE name = $1", queue)
+    shown = call.http.get(f"/schedules/{queue}").json()
+    assert shown["next_ticks"][0] == shown["next_at"] == "9999-01-01T00:00:00Z"
+    assert call.http.delete(f"/schedules/{queue}").status_code == 204
+
+
 def test_the_time_zone_counts(call: Caller, queue: str) -> None:
     body = {"cron": "30 12 * * *", "timezone": "Asia/Kolkata", "job": JOB}
     shown = call.http.put(f"/schedules/{queue}", json=body).json()

@@ -17,7 +17,7 @@ import pytest
 from app.jobs.states import Verb
 from app.store import artifacts, bulk, dependencies, keys, outbox, queues, schedules, targets
 from app.store.artifacts import NewArtifact
-from app.store.changes import Changes, Failure
+from app.store.changes import Changes, Durations, Failure
 from app.store.claims import Claimant, Claims
 from app.store.control import cancel, delete, delete_in, delete_locked, dismiss, prune_locked, revive
 from app.store.database import Database
@@ -35,15 +35,22 @@ from app.store.settle import Settlement, note_late, settle
 from app.store.sweep import sweep
 from app.telemetry import (
     BULK,
+    CLAIM_SECONDS,
     CLAIMED,
+    ENDED,
     ENQUEUED,
     EVENTS_APPENDED,
     GATES_PASSED,
+    JOB_RUN,
+    JOB_WAIT,
+    LEASES_LOST,
     PRUNED,
     REFUSED,
+    RETRIED,
     SETTLEMENTS,
     SKIPPED,
     SWEPT,
+    TOKENS,
 )
 from tests.live_tables import write
 from tests.store import verbs
@@ -208,6 +215,25 @@ def counted(*counts: tuple[Any, ...]) -> Counter[Any]:
     return Counter({(metric, labels): 1 for metric, *rest in counts for labels in (tuple(rest),)})
 
 
+def took(*timed: tuple[Any, ...]) -> Durations:
+    """One duration each of (histogram, label, …); how long is not compared."""
+    durations = Durations()
+    for metric, *labels in timed:
+        durations[metric, tuple(labels)].append(0.0)
+    return durations
+
+
+def ended(state: str, queue: str = "default") -> tuple[Any, ...]:
+    return ENDED, queue, "noop", state
+
+
+CLAIM = took((CLAIM_SECONDS, "default"), (JOB_WAIT, "default", "noop"))
+
+
+def run(verb: str, queue: str = "default") -> Durations:
+    return took((JOB_RUN, queue, "noop", verb))
+
+
 @scenario(enqueue)
 async def enqueue_plain(database: Database) -> tuple[Changes[Any], Changes[Any]]:
     said = await enqueue(database, [Submission([job()])])
@@ -259,21 +285,23 @@ def accepted(queue: str, **more: Any) -> Changes[Any]:
 async def claim_one_with_a_webhook(database: Database) -> tuple[Changes[Any], Changes[Any]]:
     job_id = await put_one(database, webhook_url=URL)
     said = await Claims(database).claim("default", ["noop"], [Claimant("w", 1, 30)])
-    return said, Changes(jobs={job_id}, webhooks=[(job_id, URL)], counts=counted((CLAIMED,)))
+    told: dict[str, Any] = {"webhooks": [(job_id, URL)], "counts": counted((CLAIMED,)), "durations": CLAIM}
+    return said, Changes(jobs={job_id}, **told)
 
 
 @scenario(Claims.claim_whole)
 async def claim_for_a_worker_over_http(database: Database) -> tuple[Changes[Any], Changes[Any]]:
     job_id = await put_one(database)
     said = await Claims(database).claim_whole("default", ["noop"], [Claimant("w", 1, 30)])
-    return said, Changes(jobs={job_id}, counts=counted((CLAIMED,)))
+    return said, Changes(jobs={job_id}, counts=counted((CLAIMED,)), durations=CLAIM)
 
 
 @scenario(Claims.claim_brief)
 async def claim_briefly(database: Database) -> tuple[Changes[Any], Changes[Any]]:
     job_id = await put_one(database, webhook_url=URL)
     said = await Claims(database).claim_brief("default", ["noop"], [Claimant("w", 1, 30)])
-    return said, Changes(jobs={job_id}, webhooks=[(job_id, URL)], counts=counted((CLAIMED,)))
+    told: dict[str, Any] = {"webhooks": [(job_id, URL)], "counts": counted((CLAIMED,)), "durations": CLAIM}
+    return said, Changes(jobs={job_id}, **told)
 
 
 @scenario(ManagedEnqueue.enqueue)
@@ -298,7 +326,7 @@ async def enqueue_in_the_place_of_another(database: Database) -> tuple[Changes[A
     said = await way_in.enqueue([keyed()])
     # The oldest had the key's place: it goes to the one behind it.
     expected = accepted("keyed", jobs={old.jobs[0].id}, keys={KEYED}, work={("keyed", "noop")})
-    expected.counts += counted((SKIPPED,), (GATES_PASSED, "key"))
+    expected.counts += counted((SKIPPED,), (GATES_PASSED, "key"), ended("skipped", "keyed"))
     return said, expected
 
 
@@ -337,36 +365,75 @@ async def enqueue_in_anothers_transaction(database: Database) -> tuple[Changes[A
 # -- settling -----------------------------------------------------------------------------------------------
 
 
-def settled(verb: Verb, job_id: str, **more: Any) -> Changes[Any]:
-    return Changes(
-        jobs={job_id}, stopped={"default"}, counts=counted((SETTLEMENTS, verb.value, "true")), **more
-    )
+def settled(verb: Verb, job_id: str, *counts: tuple[Any, ...], **more: Any) -> Changes[Any]:
+    told: dict[str, Any] = {"stopped": {"default"}, "durations": run(verb.value), **more}
+    return Changes(jobs={job_id}, counts=counted((SETTLEMENTS, verb.value, "true"), *counts), **told)
 
 
-SETTLED: dict[str, tuple[Verb, dict[str, Any], dict[str, Any]]] = {
-    "complete": (Verb.COMPLETE, {"result": "1"}, {}),
-    "retry": (Verb.RETRY, {"error": ERROR, "delay_seconds": 0}, {"work": {HERE}}),
-    "retry_later": (Verb.RETRY, {"error": ERROR, "delay_seconds": 60}, {"delayed": True}),
-    "defer": (Verb.DEFER, {"delay_seconds": 60}, {"delayed": True}),
-    "release": (Verb.RELEASE, {}, {"work": {HERE}}),
-    "cancel": (Verb.CANCEL, {}, {}),
-    "start": (Verb.START, {}, {"stopped": set()}),
+AGAIN = (RETRIED, "default", "noop", "broken")
+# By what is sent: what is counted, and what else is changed.
+SETTLED: dict[str, tuple[Verb, dict[str, Any], list[tuple[Any, ...]], dict[str, Any]]] = {
+    "complete": (Verb.COMPLETE, {"result": "1"}, [ended("done")], {}),
+    "retry": (Verb.RETRY, {"error": ERROR, "delay_seconds": 0}, [AGAIN], {"work": {HERE}}),
+    "retry_later": (Verb.RETRY, {"error": ERROR, "delay_seconds": 60}, [AGAIN], {"delayed": True}),
+    "retry_without_a_word": (Verb.RETRY, {}, [(RETRIED, "default", "noop", "other")], {"delayed": True}),
+    "defer": (Verb.DEFER, {"delay_seconds": 60}, [], {"delayed": True}),
+    "release": (Verb.RELEASE, {}, [], {"work": {HERE}}),
+    "cancel": (Verb.CANCEL, {}, [ended("cancelled")], {}),
+    "start": (Verb.START, {}, [], {"stopped": set(), "durations": took()}),
 }
 
 
 @pytest.mark.parametrize("name", sorted(SETTLED))
 async def test_a_settlement_says_what_it_changed(database: Database, name: str) -> None:
-    verb, given, expected = SETTLED[name]
+    verb, given, counts, expected = SETTLED[name]
     job_id, token = await running(database)
     said = await settle(database, [Settlement(job_id, token, verb, **given)])
-    assert rest(said) == replace(settled(verb, job_id), **expected)
+    assert rest(said) == replace(settled(verb, job_id, *counts), **expected)
 
 
 @scenario(settle)
 async def settle_a_failure(database: Database) -> tuple[Changes[Any], Changes[Any]]:
-    job_id, token = await running(database)
+    job_id, token = await running(database, request_id="r")
     said = await settle(database, [Settlement(job_id, token, Verb.FAIL, error=ERROR)])
-    return said, settled(Verb.FAIL, job_id, failed=[Failure(job_id, "noop", "default", 1, ERROR)])
+    failure = Failure(job_id, "noop", "default", "failed", 1, ERROR, "r")
+    return said, settled(Verb.FAIL, job_id, ended("failed"), failed=[failure])
+
+
+@scenario(settle)
+async def settle_the_last_attempt(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+    job_id, token = await running(database, max_attempts=1)
+    said = await settle(database, [Settlement(job_id, token, Verb.RETRY, error=ERROR)])
+    failure = Failure(job_id, "noop", "default", "failed", 1, ERROR, None)
+    expected = settled(Verb.RETRY, job_id, ended("failed"), failed=[failure], durations=run("fail"))
+    return said, expected
+
+
+@scenario(settle)
+async def settle_with_usage(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+    job_id, token = await running(database, model="m")
+    usage = '{"prompt_tokens":7,"completion_tokens":3,"load_seconds":0.5}'
+    said = await settle(database, [Settlement(job_id, token, Verb.COMPLETE, result="1", usage=usage)])
+    expected = settled(Verb.COMPLETE, job_id, ended("done"))
+    expected.counts += Counter({(TOKENS, ("m", "prompt")): 7, (TOKENS, ("m", "completion")): 3})
+    return said, expected
+
+
+@scenario(settle)
+async def settle_with_strange_usage(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+    """Whatever it is, it keeps nobody from hearing of the settlement."""
+    told = [{"prompt_tokens": "many", "completion_tokens": None}, {"prompt_tokens": -1}, [1], 7, {}]
+    runs = [await running(database, lane=f"lane-{n}") for n in range(len(told))]
+    settlements = [
+        Settlement(job_id, token, Verb.COMPLETE, result="1", usage=json.dumps(usage))
+        for (job_id, token), usage in zip(runs, told, strict=True)
+    ]
+    said = await settle(database, settlements)
+    expected = settled(Verb.COMPLETE, "", ended("done"))
+    expected.counts = Counter({each: len(told) for each in expected.counts})
+    for _ in told[1:]:
+        expected.durations += run("complete")
+    return said, replace(expected, jobs={job_id for job_id, _ in runs})
 
 
 @scenario(settle)
@@ -378,7 +445,8 @@ async def settle_one_with_a_key_that_others_wait_for(
         database, "UPDATE jobs SET concurrency_key = 'k', has_dependents = true WHERE id = $1", job_id
     )
     said = await settle(database, [Settlement(job_id, token, Verb.COMPLETE, result="1")])
-    return said, settled(Verb.COMPLETE, job_id, keys={("default", "k")}, ended={job_id})
+    told: dict[str, Any] = {"keys": {("default", "k")}, "ended": {job_id}}
+    return said, settled(Verb.COMPLETE, job_id, ended("done"), **told)
 
 
 @scenario(settle)
@@ -420,7 +488,8 @@ async def cancel_one_that_waits(database: Database) -> tuple[Changes[Any], Chang
     job_id = await put_one(database)
     await write(database, "UPDATE jobs SET concurrency_key = 'k', has_dependents = true")
     said = await cancel(database, [job_id], TENANT, None)
-    return said, Changes(jobs={job_id}, keys={("default", "k")}, ended={job_id})
+    counts = counted(ended("cancelled"))
+    return said, Changes(jobs={job_id}, keys={("default", "k")}, ended={job_id}, counts=counts)
 
 
 @scenario(cancel)
@@ -443,7 +512,8 @@ async def cancel_one_with_children(database: Database) -> tuple[Changes[Any], Ch
     waiting = await put_one(database, parent_id=parent, lane="w")
     runs, _ = await running(database, parent_id=parent, lane="r")
     said = await cancel(database, [parent], TENANT, None)
-    return said, Changes(jobs={parent, waiting, runs}, cancels={runs})
+    counts: Counter[Any] = Counter({(ENDED, ("default", "noop", "cancelled")): 2})
+    return said, Changes(jobs={parent, waiting, runs}, cancels={runs}, counts=counts)
 
 
 @scenario(revive)
@@ -464,7 +534,8 @@ async def revive_one_with_a_key(database: Database) -> tuple[Changes[Any], Chang
 @scenario(dismiss)
 async def dismiss_one(database: Database) -> tuple[Changes[Any], Changes[Any]]:
     job_id = await failed(database)
-    return await dismiss(database, [job_id], TENANT), Changes(jobs={job_id})
+    said = await dismiss(database, [job_id], TENANT)
+    return said, Changes(jobs={job_id}, counts=counted(ended("dismissed")))
 
 
 @scenario(delete)
@@ -505,25 +576,32 @@ async def swept(database: Database) -> Changes[Any]:
     return found.changes
 
 
-def moved_by(verb: str, job_id: str, **more: Any) -> Changes[Any]:
-    return Changes(jobs={job_id}, counts=counted((SWEPT, verb)), **{"stopped": {"default"}, **more})
+def moved_by(verb: str, job_id: str, *counts: tuple[Any, ...], **more: Any) -> Changes[Any]:
+    told: dict[str, Any] = {"stopped": {"default"}, "durations": run(verb), **more}
+    return Changes(jobs={job_id}, counts=counted((SWEPT, verb), *counts), **told)
+
+
+LOST = (LEASES_LOST, "default", "noop")
 
 
 @scenario(sweep)
 async def sweep_rescues(database: Database) -> tuple[Changes[Any], Changes[Any]]:
     job_id, _ = await running(database)
     await backdate(database, job_id, "lease_expires_at")
-    return await swept(database), moved_by("rescue", job_id, work={HERE})
+    again = (RETRIED, "default", "noop", "lease_expired")
+    return await swept(database), moved_by("rescue", job_id, again, LOST, work={HERE})
 
 
 @scenario(sweep)
 async def sweep_rescues_for_the_last_time(database: Database) -> tuple[Changes[Any], Changes[Any]]:
-    job_id, _ = await running(database, max_attempts=1)
+    job_id, _ = await running(database, max_attempts=1, request_id="r")
     await backdate(database, job_id, "lease_expires_at")
     said = await swept(database)
     error = (await row_of(database, job_id))["error"]
     assert json.loads(error)["code"] == "lease_expired"
-    return said, moved_by("rescue", job_id, failed=[Failure(job_id, "noop", "default", 1, error)])
+    failure = Failure(job_id, "noop", "default", "failed", 1, error, "r")
+    told: dict[str, Any] = {"failed": [failure], "durations": run("fail")}
+    return said, moved_by("rescue", job_id, ended("failed"), LOST, **told)
 
 
 @scenario(sweep)
@@ -532,7 +610,13 @@ async def sweep_supersedes(database: Database) -> tuple[Changes[Any], Changes[An
     job_id, _ = await running(database, queue="keyed")
     await give_key(database, job_id)
     await backdate(database, job_id, "lease_expires_at")
-    return await swept(database), moved_by("supersede", job_id, stopped={"keyed"}, keys={KEYED})
+    said = await swept(database)
+    error = (await row_of(database, job_id))["error"]
+    told: dict[str, Any] = {"stopped": {"keyed"}, "keys": {KEYED}, "durations": run("supersede", "keyed")}
+    told["failed"] = [Failure(job_id, "noop", "keyed", "stale", 1, error, None)]
+    return said, moved_by(
+        "supersede", job_id, ended("stale", "keyed"), (LEASES_LOST, "keyed", "noop"), **told
+    )
 
 
 @scenario(sweep)
@@ -540,7 +624,18 @@ async def sweep_expires(database: Database) -> tuple[Changes[Any], Changes[Any]]
     job_id, _ = await running(database, deadline_seconds=60)
     await database.execute("UPDATE jobs SET has_dependents = true")
     await backdate(database, job_id, "deadline")
-    return await swept(database), moved_by("expire", job_id, ended={job_id})
+    failure = Failure(job_id, "noop", "default", "expired", 1, '{"code":"deadline"}', None)
+    told: dict[str, Any] = {"ended": {job_id}, "failed": [failure]}
+    return await swept(database), moved_by("expire", job_id, ended("expired"), **told)
+
+
+@scenario(sweep)
+async def sweep_expires_what_waits(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+    job_id = await put_one(database, deadline_seconds=60)
+    await backdate(database, job_id, "deadline")
+    failure = Failure(job_id, "noop", "default", "expired", 0, '{"code":"deadline"}', None)
+    told: dict[str, Any] = {"failed": [failure], "stopped": set(), "durations": took()}
+    return await swept(database), moved_by("expire", job_id, ended("expired"), **told)
 
 
 @scenario(sweep)
@@ -548,7 +643,7 @@ async def sweep_ends_the_grace_of_a_cancel(database: Database) -> tuple[Changes[
     job_id, _ = await running(database)
     await cancel(database, [job_id], TENANT, None)
     await backdate(database, job_id, "cancel_requested_at", timedelta(seconds=11))
-    return await swept(database), moved_by("cancel", job_id)
+    return await swept(database), moved_by("cancel", job_id, ended("cancelled"))
 
 
 @scenario(promote)
@@ -630,7 +725,8 @@ async def resolve_what_is_done(database: Database) -> tuple[Changes[Any], Change
 async def resolve_what_has_failed(database: Database) -> tuple[Changes[Any], Changes[Any]]:
     first, second, token = await waited_for(database)
     await settle(database, [Settlement(first, token, Verb.FAIL, error=ERROR)])
-    return await dependencies.resolve(database, [first]), Changes(jobs={second})
+    said = await dependencies.resolve(database, [first])
+    return said, Changes(jobs={second}, counts=counted(ended("cancelled")))
 
 
 async def waited_for(database: Database) -> tuple[str, str, str]:
@@ -742,8 +838,12 @@ async def redeliver_nothing(database: Database) -> tuple[Changes[Any], Changes[A
 
 
 def rest(changes: Changes[Any]) -> Changes[Any]:
-    """All but what is for the caller."""
-    return replace(changes, answers=[])
+    """All but what is for the caller, and how long things took."""
+    durations = Durations()
+    for counted_by, seconds in changes.durations.items():
+        assert all(0 <= each < 3600 for each in seconds)
+        durations[counted_by] = [0.0] * len(seconds)
+    return replace(changes, answers=[], durations=durations)
 
 
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
@@ -773,8 +873,9 @@ def test_what_is_added_up_is_everything() -> None:
         schedules=True,
         operations=True,
         accepted=Counter(default=1),
-        failed=[Failure("f", "noop", "default", 1, None)],
+        failed=[Failure("f", "noop", "default", "failed", 1, None, None)],
         counts=counted((ENQUEUED,)),
+        durations=run("complete"),
         claimed=cast("Any", ("a job",)),
         left=[("j", 4)],
     )

@@ -39,6 +39,7 @@ WALKS = {
     "read.SHARING",
     "holdings.TAKE",
     "limits.RUNNING",
+    "outbox.BACKLOG",
     "outbox.RECEIVERS",
     "sweep.END_LOOK",
     "sweep.HOLD_LATE_CROWD_QUEUED",
@@ -49,6 +50,7 @@ WALKS = {
     "targets.PARKED_LANES",
     "usage.HOLD",
     "usage.SUMS",
+    "usage.SUMS_BY_KEY",
     "workers.ASKED",
     "workers.LIST",
 }

@@ -17,6 +17,7 @@ import pytest
 from app.embedded import EmbeddedPostgres
 from app.jobs.ids import id_floor
 from app.jobs.lanes import ALL_LANES
+from app.store import explain as explaining
 from app.store.claims import Claimant, Claims
 from app.store.database import IN_ORDER, INVERTED, PLANNING, Database
 from app.store.heads import HEADS, HEADS_OF
@@ -123,6 +124,15 @@ class Plan:
     @property
     def sequential(self) -> list[str]:
         return [node["Relation Name"] for node in self.nodes if node["Node Type"] == "Seq Scan"]
+
+    @property
+    def rows_read(self) -> int:
+        """Of tables and indexes, those included that did not match."""
+        scans = [node for node in self.nodes if "Scan" in node["Node Type"]]
+        return sum(
+            int((node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"])
+            for node in scans
+        )
 
     @property
     def pages(self) -> int:
@@ -295,8 +305,36 @@ async def test_a_heartbeat_touches_its_own_rows_only(filled: str) -> None:
 async def test_one_job_is_read_by_its_key_and_its_position_by_the_claims_index(filled: str) -> None:
     plan = await explain(filled, GET, made_id(5, 3), "default", generic=True)
     assert plan.sequential == [], plan.text
-    plan = await explain(filled, POSITION, "q1", "noop", 3, datetime.now(UTC), "0" * 26, generic=True)
-    assert plan.indexes == {"queued_in_lanes"}, plan.text
+    for rank, ahead in ((12, 0), (-200, 1333)):
+        given = ("q1", "noop", rank, datetime(2020, 1, 1, tzinfo=UTC), "0" * 26)
+        plan = await explain(filled, POSITION, *given, generic=True)
+        assert plan.indexes == {"queued_in_lanes"}, plan.text
+        # What comes behind is not even read.
+        assert plan.rows_read == ahead, plan.text
+
+
+@pytest.mark.parametrize("generic", [False, True])
+@pytest.mark.parametrize(
+    ("statement", "arguments", "index"),
+    [
+        (explaining.GET, (made_id(5, 3), "default"), "jobs_pkey"),
+        (explaining.RUNNING, ("q1", 1000), "running_by_age"),
+        (explaining.ON_TARGETS, (["a", "b"],), "running_on_target"),
+        (explaining.FAIR_AHEAD, ("q1", "noop", 0, "v", datetime.now(UTC), "0" * 26), "queued_fair"),
+        (explaining.KEY_AHEAD, ("q1", "k", 0, "0" * 26), "queued_gated"),
+        (explaining.HOLDERS, ("q1", "k", 20), "queued_key_places"),
+        (explaining.HOLDERS, ("q1", "k", 20), "running_key_places"),
+        (explaining.RELATED, ([made_id(n) for n in range(1, 21)], "default"), "jobs_pkey"),
+        (explaining.FIRST_EVENT, (made_id(5, 3),), "jobs_pkey"),
+    ],
+)
+async def test_what_explains_a_job_is_found_by_its_index(
+    filled: str, statement: str, arguments: tuple[object, ...], index: str, generic: bool
+) -> None:
+    plan = await explain(filled, statement, *arguments, generic=generic)
+    assert index in plan.indexes, plan.text
+    assert not {"jobs", "queued"} & set(plan.sequential), plan.text
+    assert plan.rows_read <= 300, plan.text
 
 
 # What a list asks for, the ways that lead there, and how many jobs are looked at until 51 are found or none is left.

@@ -64,6 +64,7 @@ async def test_all_that_is_read_for_a_tenant_can_be_read_behind_the_fence(fenced
     assert await workers.list_workers(fenced, "a") == []
     day = found.created_at.date()
     assert await usage.sums(fenced, "a", day, day, None) == []
+    assert await usage.sums_by_key(fenced, "a", day, day, None) == []
 
 
 async def test_a_list_that_forgot_the_tenant_is_caught(

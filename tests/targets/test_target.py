@@ -3,10 +3,12 @@
 import time
 
 import pytest
+from structlog.testing import capture_logs
 
 from app.dialects import DIALECTS
 from app.outbound.client import GuardedClient
 from app.outbound.guard import ANY_ADDRESS
+from app.targets.breaker import FAILURES
 from app.targets.config import TargetConfig, TargetFields
 from app.targets.inventory import Inventory
 from app.targets.target import Target
@@ -42,3 +44,20 @@ def test_an_answer_to_an_older_question_takes_nothing_away_that_was_loaded_since
     assert target.is_resident("n:latest")
     target.settle_residents(time.monotonic() + 1)
     assert not target.is_resident("n:latest")
+
+
+def test_a_breaker_that_opens_or_closes_is_told_once(target: Target) -> None:
+    with capture_logs() as lines:
+        target.answered()
+        for _ in range(FAILURES - 1):
+            target.failed("time-out")
+        assert lines == []
+        for _ in range(3):
+            target.failed("time-out")
+        for _ in range(2):
+            target.answered()
+    assert [(line["event"], line["log_level"], line["target"]) for line in lines] == [
+        ("target.breaker_opened", "warning", "a"),
+        ("target.breaker_closed", "info", "a"),
+    ]
+    assert (lines[0]["problem"], lines[0]["seconds"]) == ("time-out", 5.0)

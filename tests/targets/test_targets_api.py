@@ -1,6 +1,7 @@
 """/targets and /usage over HTTP, and what happens when targets come, change and go."""
 
 import contextlib
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from app.secretbox import SecretBox
 from app.store.database import Database
 from app.targets.config import from_environment
 from app.targets.wake import magic_packet
-from tests.conftest import Server, wait_until
+from tests.conftest import Server, free_port, wait_until
 from tests.fakes import FakeOllama
 from tests.patience import until
 from tests.serving import serving
@@ -350,3 +351,22 @@ async def test_a_wake_url_is_sealed_where_there_is_a_key_and_read_as_it_was(
     finally:
         await database.close()
         remove(keyed, "sleepy")
+
+
+def test_a_target_that_falls_asleep_or_wakes_up_is_told_once(keyed: Server) -> None:
+    def told() -> list[tuple[str, bool]]:
+        lines = [json.loads(line) for line in keyed.log().splitlines() if line.startswith("{")]
+        return [
+            (line["event"], line.get("problem") is not None or line.get("asleep_seconds") is not None)
+            for line in lines
+            if line.get("target") == "sleeper"
+        ]
+
+    port = free_port()
+    assert put(keyed, "sleeper", url=f"http://127.0.0.1:{port}").status_code == 201
+    wait_until(lambda: told() == [("target.asleep", True)])
+    with FakeOllama(port=port):
+        wait_until(lambda: len(told()) == 2)
+        assert get(keyed, "sleeper")["state"] == "awake"
+    remove(keyed, "sleeper")
+    assert told() == [("target.asleep", True), ("target.answers", True)]

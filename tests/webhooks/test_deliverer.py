@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from standardwebhooks.webhooks import Webhook
+from structlog.testing import capture_logs
 
 from app.config import Settings
 from app.events.hub import Hub
@@ -328,6 +329,16 @@ async def test_a_dead_receiver_opens_its_circuit_and_is_probed_until_it_is_back(
     monkeypatch.setattr(circuit, "LONGEST_PAUSE_SECONDS", 1.0)
     port = free_port()
     url = f"http://127.0.0.1:{port}/hook"
+    with capture_logs() as lines:
+        await _dies_and_comes_back(database, port, url)
+    told = [line for line in lines if line["event"].startswith("webhooks.circuit")]
+    assert [line["event"] for line in told] == ["webhooks.circuit_opened", "webhooks.circuit_closed"]
+    assert {line["receiver"] for line in told} == {f"127.0.0.1:{port}"}
+    assert told[0]["problem"]
+    assert told[1]["seconds"] >= 0
+
+
+async def _dies_and_comes_back(database: Database, port: int, url: str) -> None:
     async with dispatching(database) as running:
         job_ids = await put(database, *[job(webhook_url=url) for _ in range(40)])
 
