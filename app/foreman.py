@@ -151,6 +151,7 @@ class Foreman:
                 self.webhooks.measure,
                 *([self.dispatcher.measure] if self.dispatcher else []),
             ],
+            self.webhooks,
             self.authenticator,
         )
         self._serving = Parts(

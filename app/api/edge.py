@@ -247,10 +247,10 @@ class Edge:
             account.rate.take(now)
 
     async def _fail(self, error: Exception, scope: Scope, answer: "_Answer") -> None:
+        # Said in the log in any case: the framework may have answered already.
+        problem = as_foreman_error(error, scope["method"], scope["path"], scope["state"]["request_id"])
         if not answer.status:
-            response = refusal(
-                scope, as_foreman_error(error, scope["method"], scope["path"], scope["state"]["request_id"])
-            )
+            response = refusal(scope, problem)
             await response(scope, _nothing_more, answer.send)
         elif not answer.complete:
             # An answer that has begun can only be broken off. The framework raises after its own 500, too,

@@ -273,6 +273,9 @@ class Posted(msgspec.Struct):
 DeliveryState = Literal["pending", "delivered", "given_up", "refused"]
 
 
+TroubledState = Literal["given_up", "refused"]
+
+
 class Delivery(msgspec.Struct, kw_only=True):
     delivery_id: Annotated[str, Meta(description="The `webhook-id` header, equal on every try.")]
     seq: Count
@@ -299,6 +302,43 @@ class DeliveriesOfJob(msgspec.Struct):
 class DeliveryPage(msgspec.Struct):
     deliveries: list[ListedDelivery]
     next_cursor: str | None
+
+
+class DeliveriesToday(msgspec.Struct, kw_only=True):
+    """Tries of this day (UTC), by what came of them."""
+
+    delivered: Count = 0
+    retried: Count = 0
+    given_up: Count = 0
+    refused: Count = 0
+
+
+class WebhookReceiver(msgspec.Struct, kw_only=True):
+    host: Annotated[str, Meta(description="`host`, or `host:port`, as it stands in the URLs of jobs.")]
+    pending: Annotated[Count, Meta(description="Counted up to 10,000.")]
+    failing: Annotated[Count, Meta(description="Of those, how many have been tried before; up to 1,000.")]
+    oldest_pending_at: Moment | None
+    next_try_at: Moment | None
+    last_status: Annotated[int | None, Meta(description="Of a pending one that failed.")]
+    last_error: str | None
+    circuit: Annotated[
+        Literal["closed", "open"],
+        Meta(description="open: this process leaves it alone for a while, because it kept failing."),
+    ]
+    today: DeliveriesToday
+
+
+class WebhookReceivers(msgspec.Struct):
+    receivers: list[WebhookReceiver]
+
+
+class Redelivery(msgspec.Struct, kw_only=True):
+    host: str
+    state: TroubledState
+    dry_run: bool
+    matched: Count
+    redelivered: Count
+    next_cursor: Annotated[str | None, Meta(description="There may be more: send it along to go on.")]
 
 
 class WebhookData(msgspec.Struct, kw_only=True):

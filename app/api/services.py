@@ -26,6 +26,7 @@ from app.identity.authenticator import Authenticator
 from app.identity.job_limits import JobLimits
 from app.store.database import Database
 from app.targets.registry import Registry
+from app.webhooks.deliverer import Deliverer
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class Services:
     job_limits: JobLimits
     # Who brings the gauges up to date that are looked up when somebody reads the metrics.
     measures: Sequence[Callable[[], Awaitable[None]]]
+    deliverer: Deliverer
     # None where there is no authentication.
     authenticator: Authenticator | None
 

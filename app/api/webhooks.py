@@ -1,13 +1,26 @@
-"""Webhook deliveries: those of a job, those of all jobs, and sending one again."""
+"""Webhook deliveries: those of a job, those of all jobs, sending one again; and the same by receiver."""
 
-from typing import Annotated, TypeVar, get_args
+from collections import Counter
+from collections.abc import Collection, Mapping
+from typing import Annotated, TypeVar, cast, get_args
 
+import msgspec
 from fastapi import Depends, Path, Query
-from msgspec import UNSET
+from msgspec import UNSET, Meta, structs
 from pydantic import BeforeValidator
 from starlette.requests import Request
 
-from app.api.job_documents import DeliveriesOfJob, DeliveryPage, DeliveryState, ListedDelivery
+from app.api.job_documents import (
+    DeliveriesOfJob,
+    DeliveriesToday,
+    DeliveryPage,
+    DeliveryState,
+    ListedDelivery,
+    Redelivery,
+    TroubledState,
+    WebhookReceiver,
+    WebhookReceivers,
+)
 from app.api.job_documents import Delivery as Document
 from app.api.job_parameters import (
     DEFAULT_LIMIT,
@@ -18,14 +31,15 @@ from app.api.job_parameters import (
     encode_cursor,
     next_link,
 )
-from app.api.parameters import KnownFilters, Server, Tenant
+from app.api.parameters import JsonBody, KnownFilters, Server, Tenant
 from app.api.routes import LINK, Answer, Reply, Routes
 from app.errors import NotFound
 from app.identity.scopes import Scope
 from app.jobs.ids import ID_LENGTH, is_id
-from app.jobs.submission import invalid
-from app.store import outbox
+from app.jobs.submission import NO_NUL, invalid
+from app.store import daily_counts, outbox, receivers
 from app.store.outbox import Delivery, DeliveryFilter
+from app.store.receivers import PendingOf
 from app.webhooks.send import delivery_id
 
 routes = Routes("webhooks")
@@ -34,6 +48,8 @@ Shape = TypeVar("Shape", bound=Document)
 STATES: tuple[str, ...] = get_args(DeliveryState)
 MAX_OF_JOB = 1000
 MAX_SEQ = 2**31 - 1
+TROUBLED: tuple[str, ...] = get_args(TroubledState)
+MAX_RECEIVERS = 200
 
 
 def _number(text: str) -> int | None:
@@ -134,6 +150,97 @@ async def list_all(
     following = None if last is None else encode_cursor(f"{last.job_id}:{last.seq}")
     shown = [_document(ListedDelivery, each) for each in found[:limit]]
     return Answer(DeliveryPage(shown, following), headers=next_link(request, following))
+
+
+@routes.get(
+    "/webhooks/receivers",
+    Scope.ADMIN_READ,
+    "Receivers of webhooks, the most troubled first",
+    f"Up to {MAX_RECEIVERS} of those that something waits for, or was sent to today",
+)
+async def list_receivers(server: Server) -> WebhookReceivers:
+    due = await outbox.receivers(server.database)
+    today = await daily_counts.of_today(server.database, "receiver")
+    today.pop(daily_counts.OTHER, None)
+    open_circuits = server.deliverer.open_circuits()
+    hosts = _candidates(due, today, open_circuits)
+    pending = await receivers.pending_of(server.database, [host for host in hosts if host in due])
+    known = [pending.get(host) or PendingOf(host) for host in hosts]
+    found = [_receiver(each, today.get(each.host), open_circuits) for each in known]
+    return WebhookReceivers(sorted(found, key=_trouble)[:MAX_RECEIVERS])
+
+
+def _candidates(
+    due: Mapping[str, float], today: Mapping[str, Counter[str]], open_circuits: Collection[str]
+) -> list[str]:
+    """Those that may be among the most troubled, before much is known of them: left alone, then given up on,
+    then with what waits or is put off for long (what is new is due at once), then all that got something."""
+
+    def order(host: str) -> tuple[bool, int, float, int]:
+        counts = today.get(host) or Counter()
+        lost = counts["given_up"] + counts["refused"]
+        return host not in open_circuits, -lost, -abs(due.get(host, 0.0)), -counts["delivered"]
+
+    return sorted({*due, *today}, key=order)[: 2 * MAX_RECEIVERS]
+
+
+def _receiver(
+    pending: PendingOf, today: Mapping[str, int] | None, open_circuits: Collection[str]
+) -> WebhookReceiver:
+    counts = today or {}
+    return WebhookReceiver(
+        **structs.asdict(pending),
+        circuit="open" if pending.host in open_circuits else "closed",
+        today=DeliveriesToday(**{name: counts.get(name, 0) for name in DeliveriesToday.__struct_fields__}),
+    )
+
+
+def _trouble(receiver: WebhookReceiver) -> tuple[object, ...]:
+    lost = receiver.today.given_up + receiver.today.refused
+    return receiver.circuit != "open", -receiver.failing, -lost, -receiver.pending, receiver.host
+
+
+class RedeliveryRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    host: Annotated[
+        str,
+        Meta(
+            min_length=1, max_length=2048, pattern=NO_NUL, description="As `GET /webhooks/receivers` has it."
+        ),
+    ]
+    # Described, and checked by hand: the error then names them all.
+    state: Annotated[str, Meta(extra_json_schema={"enum": list(TROUBLED)})] = "given_up"
+    dry_run: Annotated[bool, Meta(description="Only count.")] = False
+    cursor: Annotated[str | None, Meta(description="From next_cursor.")] = None
+
+    def check(self) -> None:
+        if self.state not in TROUBLED:
+            raise invalid("state", f"must be one of {', '.join(TROUBLED)}")
+
+
+@routes.post(
+    "/webhooks/redeliver",
+    Scope.ADMIN_WRITE,
+    "Send all deliveries of a receiver again that were given up on, or refused",
+    "How many; `next_cursor` where a request's time was over before all of them were found",
+)
+async def redeliver_all(
+    server: Server,
+    tenant: Tenant,
+    wanted: Annotated[RedeliveryRequest, Depends(JsonBody(RedeliveryRequest))],
+) -> Redelivery:
+    host, state = wanted.host.lower(), cast(TroubledState, wanted.state)
+    after = receivers.THE_BEGINNING if wanted.cursor is None else _place(wanted.cursor)
+    changes = await receivers.redeliver(server.database, tenant, host, state, after, dry_run=wanted.dry_run)
+    server.hub.announce(changes)
+    [walk] = changes.answers
+    return Redelivery(
+        host=host,
+        state=state,
+        dry_run=wanted.dry_run,
+        matched=walk.matched,
+        redelivered=walk.redelivered,
+        next_cursor=None if walk.place is None else encode_cursor("{}:{}".format(*walk.place)),
+    )
 
 
 def _document(shape: type[Shape], delivery: Delivery) -> Shape:

@@ -7,6 +7,9 @@ import warnings
 def main() -> None:
     # What the client warns of is for whoever typed the command: a sentence, not a line of its source.
     warnings.formatwarning = lambda message, *_, **__: f"foreman: {message}\n"
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that has no ✓ gets a question mark, and not a traceback.
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         from app.cli.root import arguments_of, build  # importing this package stays free of cost
 

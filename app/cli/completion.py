@@ -39,7 +39,7 @@ def _beginning(incomplete: str, offers: Iterable[tuple[str, str]]) -> list[tuple
     return [
         (value, _UNSAFE.sub("", said)[:LONGEST_WORDS])
         for value, said in offers
-        if _SAFE.fullmatch(value) and value.lower().startswith(incomplete.lower())
+        if _SAFE.fullmatch(value) and value.startswith(incomplete)
     ]
 
 

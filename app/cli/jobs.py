@@ -44,6 +44,8 @@ JobIds = Annotated[
     ),
 ]
 
+# Reasons that say no more than the state beside them does.
+SAID_BY_STATE = frozenset({"enqueue", "complete", "fail", "cancel", "expire", "skip", "supersede", "dismiss"})
 COLUMNS = "job_id state work queue created_at took attempt note"
 SHOWN = (
     "job_id state reason reason_since kind model queue queue_position priority attempt max_attempts "
@@ -165,7 +167,8 @@ def _standing(job: fc.Job | None) -> str:
 
 
 def row(job: fc.Job) -> dict[str, Any]:
-    note = job.error.message if job.error and job.state != "done" else job.reason
+    reason = None if job.reason in SAID_BY_STATE else job.reason
+    note = job.error.message if job.error and job.state != "done" else reason
     return {
         "job_id": job.job_id,
         "state": job.state,

@@ -48,8 +48,9 @@ def follow(session: Session, job_id: str) -> fc.Job:
 
 def _followed(session: Session, job_id: str) -> fc.Job:
     out = session.out
-    screen = _Screen(out)
+    # First of all: the screen takes its time to load, and whoever is impatient is told as well.
     with detachable(out, job_id):
+        screen = _Screen(out)
         with screen:
             for event in events_of(session, job_id):
                 screen.show(event)

@@ -37,6 +37,8 @@ MOMENTS = frozenset({"deadline", "last_used", "last_seen", "reason_since"})
 MOST_DIGITS = 15
 MANY = 10**MOST_DIGITS
 WIDEST_LABEL = 24
+# More of it is not shown in any table, and to lay it out would take its time.
+LONGEST_REMARK = 1000
 # Where what is left of the name would say something else.
 LABELS = {"run_at": "due"}
 
@@ -160,7 +162,10 @@ class Output:
         )
 
     def _cell(self, name: str, value: Any, short: Mapping[str, str]) -> Cell:
-        text = table.one_line(plain(self.words(name, value, brief=self.is_terminal)))
+        words = self.words(name, value, brief=self.is_terminal)
+        if self.is_terminal and name in REMARKS:
+            words = words[:LONGEST_REMARK]
+        text = table.one_line(plain(words))
         return Cell(short.get(text, text), STATE_STYLES.get(text, "") if name == "state" else "")
 
     def fields(self, pairs: Iterable[tuple[str, Any]]) -> None:

@@ -19,6 +19,7 @@ LOOK_SECONDS = 2.0
 # How long a server may be away that has answered before, and how soon it is asked again.
 AWAY_SECONDS = 60.0
 AGAIN_SECONDS = 1.0
+USUAL_WIDTH = 80
 ERASE = "\r\x1b[K"
 
 
@@ -90,7 +91,9 @@ class _Reasons:
     def _show(self, reason: object, words: str) -> None:
         if self._live:
             # Cut at the edge: a line that has run over can no longer be taken back.
-            shown = cut(words, os.get_terminal_size(sys.stderr.fileno()).columns - 1)
+            # Some do not say how wide they are.
+            width = os.get_terminal_size(sys.stderr.fileno()).columns or USUAL_WIDTH
+            shown = cut(words, width - 1)
             sys.stderr.write(ERASE + painted(shown, DIM, has_colours(sys.stderr)))
             sys.stderr.flush()
         elif reason != self._told:
@@ -121,6 +124,8 @@ class _Reasons:
             said = self._session.foreman.call("GET", f"/jobs/{job_id}/explain")
         except fc.ForemanError as error:
             self._explains = not isinstance(error, (fc.NotFound, fc.MethodNotAllowed, fc.Forbidden))
+            return None
+        if not isinstance(said, dict):
             return None
         because: list[dict[str, Any]] = said.get("because") or []
         words = said.get("headline") or "; ".join(str(each.get("message", "")) for each in because)

@@ -1,4 +1,4 @@
-"""Charts, drawn here as SVG: sparklines for a figure, lines and stacked areas for the overview.
+"""Charts, drawn here as SVG: sparklines for a figure, lines and areas for the overview, bars for days.
 
 Pure: values in, markup out. A plot is as wide as its place, so what lies in it is drawn in a box of its own
 that is stretched, and words are put beside it by percentages. Nothing is told by colour alone: each line has
@@ -8,7 +8,7 @@ its name at its end, and the script (static/foreman.js) says the values under th
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 import msgspec
 from markupsafe import Markup
@@ -19,6 +19,8 @@ BOX_HEIGHT = 100
 PLOT_HEIGHT = 132
 # In percent of the plot's height: nearer to each other two names could not be read.
 NAME_HEIGHT = 11.0
+DAY_SECONDS = 86_400.0
+NICE_SECONDS = (1, 2, 10, 20, 60, 120, 600, 1200, 3600, 7200, 14_400, 28_800, 43_200, 86_400)
 
 Values = Sequence[float | None]
 Say = Callable[[float], str]
@@ -93,12 +95,60 @@ def stacked_chart(title: str, series: Sequence[Series], span: Span, say: Say) ->
     return _chart(title, series, span, say, top, Markup("").join(areas), Markup(""), names)
 
 
+def bar_chart(
+    title: str, series: Sequence[Series], days: Sequence[date], say: Say, *, of_seconds: bool = False
+) -> Markup:
+    """A bar for each day, the series on top of each other, the first at the bottom."""
+    sums = [0.0] * len(days)
+    for each in series:
+        sums = [low + (value or 0) for low, value in zip(sums, each.values, strict=True)]
+    top = (nice_seconds if of_seconds else nice_top)(max(sums, default=0))
+    blocks = []
+    below = [0.0] * len(days)
+    for each in series:
+        for place, value in enumerate(each.values):
+            if value:
+                below[place] += value
+                blocks.append(_block(each.look, place, below[place] / top, value / top))
+    told = [*series, *([Series("all", sums, "muted")] if len(series) > 1 else [])]
+    began = datetime(days[0].year, days[0].month, days[0].day, tzinfo=UTC)
+    return _figure(
+        title,
+        data=_data(told, Span(began, DAY_SECONDS, ""), say, bars=True),
+        summary=_summary_of_days(title, series, days, say),
+        axis=_axis(top, say),
+        width=len(days),
+        drawn=Markup("").join(blocks),
+        names=Markup(""),
+        times=[f"{day:%Y-%m-%d}" for day in dict.fromkeys((days[0], days[len(days) // 2], days[-1]))],
+    )
+
+
+def _block(look: str, place: int, upper: float, share: float) -> Markup:
+    return Markup('<rect class="block {}" x="{:.2f}" width=".8" y="{:.2f}" height="{:.2f}"/>').format(
+        look, place + 0.1, (1 - upper) * BOX_HEIGHT, share * BOX_HEIGHT
+    )
+
+
+def _summary_of_days(title: str, series: Sequence[Series], days: Sequence[date], say: Say) -> str:
+    said = "; ".join(f"{each.name}: {say(sum(value or 0 for value in each.values))}" for each in series)
+    return f"{title}, {days[0]} to {days[-1]}. {said or 'Nothing'}."
+
+
 def nice_top(highest: float) -> float:
     """The end of an axis: one, two or five of something, not below the highest value."""
     if highest <= 0 or not math.isfinite(highest):
         return 1.0
     power = 10.0 ** math.floor(math.log10(highest))
     return next(power * step for step in (1, 2, 5, 10) if power * step >= highest * 0.999)
+
+
+def nice_seconds(highest: float) -> float:
+    """The same of a duration, so that it is a whole number of what people count in."""
+    if not math.isfinite(highest):
+        return 1.0
+    whole = next((step for step in NICE_SECONDS if step >= highest * 0.999), None)
+    return float(whole) if whole else nice_top(highest / DAY_SECONDS) * DAY_SECONDS
 
 
 def _chart(
@@ -112,31 +162,63 @@ def _chart(
     below: Markup = Markup(""),  # noqa: B008  # it never changes
 ) -> Markup:
     steps = max((len(each.values) for each in series), default=0)
-    grid = Markup("").join(
-        Markup(
-            '<line class="grid" x1="0" x2="100%" y1="{y}%" y2="{y}%"/>'
-            '<text class="axis" x="2" y="{y}%" dy="-3">{said}</text>'
-        ).format(y=_round(100 - share * 100), said=say(top * share) if share else "")
-        for share in (0, 0.5, 1)
+    return _figure(
+        title,
+        data=_data(series, span, say),
+        summary=_summary(title, series, say),
+        axis=_axis(top, say),
+        width=max(1, steps - 1),
+        drawn=drawn,
+        names=names,
+        times=(f"{span.label} ago", "now"),
+        below=below,
     )
+
+
+def _figure(  # noqa: PLR0913  # one for each of its parts
+    title: str,
+    *,
+    data: str,
+    summary: str,
+    axis: Markup,
+    width: int,
+    drawn: Markup,
+    names: Markup,
+    times: Sequence[str],
+    below: Markup = Markup(""),  # noqa: B008  # it never changes
+) -> Markup:
     return Markup(
         '<figure class="chart" tabindex="0" data-chart="{data}"><figcaption>{title}</figcaption>'
         '<svg class="plot" width="100%" height="{height}" role="img" aria-label="{summary}">{grid}'
         '<svg viewBox="0 0 {width} {box}" width="100%" height="100%" preserveAspectRatio="none">{drawn}</svg>'
-        '{names}</svg><div class="times" aria-hidden="true"><span>{label} ago</span><span>now</span></div>'
-        "{below}</figure>"
+        '{axis}{names}</svg><div class="times" aria-hidden="true">{times}</div>{below}</figure>'
     ).format(
-        data=_data(series, span, say),
+        data=data,
         title=title,
         height=PLOT_HEIGHT,
-        summary=_summary(title, series, say),
-        grid=grid,
-        width=max(1, steps - 1),
+        summary=summary,
+        grid=_grid(),
+        axis=axis,
+        width=width,
         box=BOX_HEIGHT,
         drawn=drawn,
         names=names,
-        label=span.label,
         below=below,
+        times=Markup("").join(Markup("<span>{}</span>").format(each) for each in times),
+    )
+
+
+def _grid() -> Markup:
+    return Markup("").join(
+        Markup('<line class="grid" x1="0" x2="100%" y1="{y}%" y2="{y}%"/>').format(y=y) for y in (100, 50, 0)
+    )
+
+
+def _axis(top: float, say: Say) -> Markup:
+    """Over what is drawn, so that it can be read there, too."""
+    return Markup("").join(
+        Markup('<text class="axis" x="2" y="{}%" dy="-3">{}</text>').format(y, say(top * share))
+        for y, share in ((50, 0.5), (0, 1))
     )
 
 
@@ -214,14 +296,16 @@ class _Told(msgspec.Struct):
     began: float
     step: float
     lines: list[_Line]
+    # Bars stand beside each other, each a day of UTC; points lie from one edge to the other.
+    bars: bool = False
 
 
-def _data(series: Sequence[Series], span: Span, say: Say) -> str:
+def _data(series: Sequence[Series], span: Span, say: Say, *, bars: bool = False) -> str:
     """What the script says under the pointer, in the very words of the axis."""
     lines = [
         _Line(each.name, each.look, ["–" if value is None else say(value) for value in each.values])
         for each in series
     ]
     return msgspec.json.encode(
-        _Told(span.began.astimezone(UTC).timestamp(), span.step_seconds, lines)
+        _Told(span.began.astimezone(UTC).timestamp(), span.step_seconds, lines, bars)
     ).decode()

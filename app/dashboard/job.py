@@ -160,7 +160,7 @@ async def _read(visit: Page, job_id: str) -> ViewedJob:
 def _fixed(visit: Page, job: ViewedJob, view: View) -> dict[str, Any]:
     """What is shown once: a page that is open asks for none of it again."""
     if visit.is_partial:
-        return {"payload": None, "metadata": {}, "curl": "", "python": ""}
+        return {"payload": None, "metadata": {}, "curl": "", "python": "", "long": 0}
     is_whole = job.payload_bytes <= LAID_OUT_BYTES
     address, with_key = str(visit.request.base_url).rstrip("/"), visit.services.authenticator is not None
     return {
@@ -168,6 +168,7 @@ def _fixed(visit: Page, job: ViewedJob, view: View) -> dict[str, Any]:
         "metadata": _decoded(job.metadata),
         "curl": recipes.as_curl(job, address, with_key=with_key),
         "python": recipes.as_python(job, address, with_key=with_key),
+        "long": recipes.MAX_PAYLOAD,
     }
 
 

@@ -14,6 +14,7 @@ from app.api.job_parameters import JobIdInPath
 from app.api.jobs import CancelRequest, existing_job
 from app.api.parameters import NameInPath
 from app.api.routes import Reply, Routes
+from app.dashboard import recipes
 from app.dashboard.job import Typed, View, show_job
 from app.dashboard.output import of_rows
 from app.dashboard.page import Page, Said, Visit
@@ -21,6 +22,7 @@ from app.errors import ForemanError, InvalidRequest
 from app.identity.scopes import Scope
 from app.jobs.shapes import decode
 from app.jobs.states import State
+from app.jobs.submission import invalid
 from app.store import job_view
 
 routes = Routes("dashboard")
@@ -59,15 +61,15 @@ async def cancel(visit: Visit, job_id: JobIdInPath) -> Response:
     except InvalidRequest as problem:
         typed = Typed(reason=reason, problem=problem.detail)
         return await show_job(visit, View(job_id), status=422, typed=typed)
-    return visit.go(_address(job_id), _cancelled(answer.status == 202, answer.document.state))
+    return visit.go(_address(job_id), _cancelled(is_asked=answer.status == 202, state=answer.document.state))
 
 
-def _cancelled(is_asked: bool, state: State) -> Said:
+def _cancelled(*, is_asked: bool, state: State) -> Said:
     if is_asked:
         return Said(
             "Its worker was asked to stop.", "It is cancelled when that confirms, or the grace is over."
         )
-    if state is State.CANCELLED:
+    if state == State.CANCELLED:
         return Said("The job is cancelled.")
     return Said("It had ended already.", f"It is {state}.")
 
@@ -120,6 +122,10 @@ async def post_event(visit: Visit, job_id: JobIdInPath) -> Response:
 def _event(visit: Page, typed: Typed) -> PostedEvent:
     """Checked as the API checks it: the payload is JSON, or there is none."""
     payload = typed.payload.strip() or "null"
+    try:
+        msgspec.json.decode(payload)
+    except (msgspec.DecodeError, RecursionError) as problem:
+        raise invalid("payload", "must be JSON, such as {} or a text in quotation marks") from problem
     body = f'{{"type":{msgspec.json.encode(typed.type).decode()},"payload":{payload}}}'
     return decode(body.encode(), PostedEvent, visit.services.settings.max_json_depth)
 
@@ -152,7 +158,13 @@ async def artifact(visit: Visit, job_id: JobIdInPath, name: NameInPath) -> Respo
 @routes.get("/ui/jobs/{job_id}/payload", Scope.JOBS_READ, "Save the payload", FILE, documented=False)
 async def payload(visit: Visit, job_id: JobIdInPath) -> Response:
     job = await existing_job(visit.services, job_id, visit.tenant)
-    return _sealed(Response(job.payload, media_type="application/json"), f"{job_id}-payload.json")
+    return _sealed(Response(job.payload, media_type="application/json"), recipes.PAYLOAD_FILE)
+
+
+@routes.get("/ui/jobs/{job_id}/body", Scope.JOBS_READ, "Save what submits it again", FILE, documented=False)
+async def body(visit: Visit, job_id: JobIdInPath) -> Response:
+    job = await existing_job(visit.services, job_id, visit.tenant)
+    return _sealed(Response(recipes.body(job), media_type="application/json"), recipes.BODY_FILE)
 
 
 @routes.get("/ui/jobs/{job_id}/output", Scope.JOBS_READ, "Save what it said", FILE, documented=False)

@@ -20,6 +20,8 @@ Pair = tuple[str, str]
 
 # In the order in which they are shown.
 NAMES = ("q", "state", "queue", "kind", "model", "error", "worker", "id_prefix", "since", "until")
+# More than any question has; each takes part in the address of every chip.
+MAX_PAIRS = 50
 # Two fields of a form that become one filter.
 KEY_FIELD, VALUE_FIELD = "metadata_key", "metadata_value"
 _AGE = re.compile(r"(\d{1,6})\s*(s|min|m|h|d|w)")
@@ -63,6 +65,9 @@ def parse(query: Iterable[Pair], now: datetime, others: frozenset[str] = frozens
     """`others` are the names that the page itself knows."""
     asked = Asked()
     given = list(query)
+    if len(given) > MAX_PAIRS:
+        asked.problems.append(f"There are more than {MAX_PAIRS} filters: those beyond are left out.")
+        given = given[:MAX_PAIRS]
     key = next((value for name, value in given if name == KEY_FIELD), "").strip()
     for name, value in given:
         if name in others or name == KEY_FIELD:

@@ -14,6 +14,19 @@ from app.jobs.states import RUNNING, TERMINAL, State, Verb
 from app.store import api_keys
 
 MAX_MESSAGE = 300
+# Where nobody's key is known, these tell best who called; the database keeps metadata in no order of its own.
+TELLING = (
+    "customer",
+    "tenant",
+    "user",
+    "caller",
+    "client",
+    "account",
+    "team",
+    "service",
+    "source",
+    "schedule",
+)
 # Of a job that has ended, the verb that ended it says the same as its state.
 SAID = frozenset(Verb)
 
@@ -60,8 +73,13 @@ def _line(job: Job, caller: str, now: datetime) -> Line:
         error_code=str(error.get("code", "")) if job.state in TERMINAL else "",
         error_message=str(error.get("message", ""))[:MAX_MESSAGE],
         caller=caller,
-        metadata=list(_decoded(job.metadata).items()),
+        metadata=sorted(_decoded(job.metadata).items(), key=_tells),
     )
+
+
+def _tells(entry: tuple[str, str]) -> tuple[int, str]:
+    name = entry[0]
+    return (TELLING.index(name) if name in TELLING else len(TELLING), name)
 
 
 def _worked(job: Job) -> float:

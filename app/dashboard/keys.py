@@ -63,7 +63,9 @@ async def create(visit: Visit) -> Response:
     """Answered with the page itself, not by leading to one: the key is kept nowhere, not even in a cookie."""
     form = await visit.form()
     try:
-        made: MadeKey = (await keys.create(visit.services, visit.account, _wanted(form))).document
+        made: MadeKey = (
+            await keys.create(visit.request, visit.services, visit.account, _wanted(form))
+        ).document
     except InvalidRequest as refused:
         errors = {each["field"]: each["message"] for each in refused.extra.get("errors", [])}
         return await _show(visit, typed=form, errors=errors, problem=refused, status=422)
@@ -111,7 +113,7 @@ def _number(text: str) -> int | str | None:
 async def revoke(visit: Visit, key_id: str) -> Response:
     await visit.form()
     try:
-        await keys.revoke(visit.services, visit.account, key_id)
+        await keys.revoke(visit.request, visit.services, visit.account, key_id)
     except ForemanError as problem:
         return visit.failed("/ui/keys", problem)
     return visit.go("/ui/keys", Said("The key is revoked.", "Within a second it is refused everywhere."))

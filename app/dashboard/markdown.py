@@ -48,7 +48,7 @@ class _Renderer(RendererHTML):
 
     def _below(self, token: Token, form: str) -> str:
         """Under the headings of the page, whatever the text believes it is."""
-        return form.format(f"h{min(6, int(token.tag[1:]) + 3)}")
+        return form.format(f"h{min(6, int(token.tag[1:]) + 2)}")
 
 
 def _is_web(url: str) -> bool:

@@ -6,6 +6,8 @@ their place, new ones come below, and the oldest go.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -23,11 +25,11 @@ SHOWN_CHARACTERS = 64_000
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A piece of output: `text`, `thinking` or `call`; with the row that it stands in."""
+    """A piece of output: `text`, `thinking` or `call`; and its place, by the row of the log that has it."""
 
     kind: str
     text: str
-    row: int = 0
+    place: str
 
 
 @dataclass(slots=True)
@@ -51,9 +53,21 @@ def of_rows(rows: Iterable[OutputRow]) -> Output:
         if not output.pieces:
             offset = data.get("offset")
             output.before = offset if isinstance(offset, int) else 0
-        for part in parts if isinstance(parts, list) else [data.get("text")]:
-            output.pieces += [Said(kind, text, row.seq) for kind, text in _said(part)]
+        said = [
+            each
+            for part in (parts if isinstance(parts, list) else [data.get("text")])
+            for each in _said(part)
+        ]
+        output.pieces += _joined(said, row.seq)
     return output
+
+
+def _joined(said: Iterable[tuple[str, str]], row: int) -> list[Said]:
+    """What stands side by side and is of one kind is one piece."""
+    return [
+        Said(kind, "".join(text for _, text in texts), f"{row}-{number}")
+        for number, (kind, texts) in enumerate(groupby(said, key=itemgetter(0)))
+    ]
 
 
 def of_result(job: ViewedJob) -> Output | None:
@@ -66,10 +80,8 @@ def of_result(job: ViewedJob) -> Output | None:
     result = _decoded(job.result)
     choices = as_frames(result.get("choices"))
     message = as_dict(choices[0].get("message")) if choices else as_dict(result.get("message")) or result
-    shown = [Said(kind, said) for kind, said in _said({**message, "content": "", "response": ""})]
-    if text:
-        shown.append(Said("text", visible(text[:SHOWN_CHARACTERS])))
-    return Output(shown, after=max(0, len(text) - SHOWN_CHARACTERS))
+    said = [*_said({**message, "content": "", "response": ""}), ("text", visible(text[:SHOWN_CHARACTERS]))]
+    return Output(_joined([each for each in said if each[1]], 0), after=max(0, len(text) - SHOWN_CHARACTERS))
 
 
 def _said(part: Any) -> Iterable[tuple[str, str]]:

@@ -17,6 +17,7 @@ from app.dashboard import (
     signing_in,
     submit,
     targets,
+    usage,
     workers,
 )
 
@@ -36,5 +37,6 @@ routes: list[Route] = [
     *workers.routes,
     *schedules.routes,
     *keys.routes,
+    *usage.routes,
     *reference.routes,
 ]

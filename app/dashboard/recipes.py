@@ -8,14 +8,16 @@ import msgspec
 
 from app.dialects.shapes import as_dict
 from app.jobs.lanes import LLM_KINDS
+from app.store.job import Job, JobSummary
 from app.store.job_view import ViewedJob
 
-# A longer payload is taken from a file.
+# A longer payload is taken from a file: that alone, or in the body of a submission.
 MAX_PAYLOAD = 16_000
-FILE = "payload.json"
+PAYLOAD_FILE = "payload.json"
+BODY_FILE = "job.json"
 
 
-def _options(job: ViewedJob) -> dict[str, Any]:
+def _options(job: JobSummary) -> dict[str, Any]:
     """What the job was given beside its payload, as far as it is worth repeating."""
     options: dict[str, Any] = {}
     if job.queue != "default":
@@ -38,18 +40,20 @@ _OPENAI = {"chat": "/v1/chat/completions", "generate": "/v1/completions", "embed
 
 
 def as_curl(job: ViewedJob, address: str, *, with_key: bool) -> str:
-    path, given = "/jobs", body(job) if _is_whole(job) else ""
+    path = "/jobs"
     headers = ['"Authorization: Bearer $FOREMAN_API_KEY"'] if with_key else []
     if job.dialect == "openai":
-        path, given = _OPENAI.get(job.kind, path), job.payload
+        path = _OPENAI.get(job.kind, path)
         headers.append(f"X-Foreman-Queue:{job.queue}" if job.queue != "default" else "")
     lines = [f"curl -sS {shlex.quote(address + path)}", *(f"-H {each}" for each in headers if each)]
-    lines.append(f"-d {shlex.quote(given)}" if _is_whole(job) else f"--data-binary @{FILE}")
+    lines.append(f"-d {shlex.quote(body(job))}" if _is_whole(job) else f"--data-binary @{BODY_FILE}")
     return " \\\n  ".join(lines)
 
 
-def body(job: ViewedJob) -> str:
-    """What `POST /jobs` takes, with the payload as it was written."""
+def body(job: Job | ViewedJob) -> str:
+    """What its surface takes, with the payload as it was written."""
+    if job.dialect == "openai":
+        return job.payload
     options = _options(job)
     if job.kind not in LLM_KINDS:
         options = {"kind": job.kind, **options}
@@ -71,7 +75,7 @@ def as_python(job: ViewedJob, address: str, *, with_key: bool) -> str | None:
         return None
     options = "".join(f", {name}={value!r}" for name, value in _options(job).items())
     imports, payload = "", "payload"
-    given = f'with open("{FILE}") as file:\n    payload = json.load(file)'
+    given = f'with open("{PAYLOAD_FILE}") as file:\n    payload = json.load(file)'
     if _is_whole(job):
         given = f"payload = {msgspec.json.decode(job.payload)!r}"
     else:

@@ -23,6 +23,7 @@ from app.dashboard.words import short_id
 from app.errors import ForemanError, InvalidRequest, NotFound
 from app.identity.scopes import Scope
 from app.jobs import verbatim
+from app.jobs.ids import is_id
 from app.jobs.lanes import LLM_KINDS
 from app.jobs.submission import EXTENSION_FIELDS, invalid, shown
 from app.outbound.headers import METHODS
@@ -43,7 +44,6 @@ FIELDS = {
     "payload.headers": "headers",
     "payload.body": "body",
     "payload.timeout_seconds": "timeout_seconds",
-    "Idempotency-Key": "idempotency_key",
 }
 NUMBERS = ("delay_seconds", "deadline_seconds", "max_duration_seconds")
 WHOLE_NUMBERS = ("priority", "max_attempts")
@@ -133,7 +133,8 @@ async def _show(visit: Page, form: Shown, models: list[str], status: int = 200) 
 async def submit(visit: Visit) -> Response:
     form = await visit.form()
     typed = form.values
-    shown_again = Shown(typed, copied=form.text("copied"))
+    copied = form.text("copied")
+    shown_again = Shown(typed, copied=copied if is_id(copied) else "")
     try:
         body, key = body_of(form), form.text("idempotency_key")
         shown_again.curl = curl_of(visit, body, key)
@@ -164,7 +165,7 @@ def _by_field(problem: ForemanError, typed: Typed) -> dict[str, str]:
     found = {}
     for each in problem.extra.get("errors", []):
         name = FIELDS.get(each["field"], each["field"])
-        if typed.get("form") == "any" and (name not in typed or name in {"model", "url", "method", "body"}):
+        if typed.get("form") == "any" and name not in EXTENSION_FIELDS:
             name = "payload"
         found[name] = each["message"]
     return found

@@ -20,8 +20,6 @@ from app.store.rows import as_row, as_rows, columns
 class ViewedJob(JobSummary, gc=False):
     """Everything of a job but what is large: of that the size, and as much as was asked for."""
 
-    # Whose key submitted it; None where there is no authentication, and of jobs that schedules make.
-    key_id: str | None
     cancel_requested_at: datetime | None
     cancel_reason: str | None
     webhook_url: str | None

@@ -8,7 +8,6 @@ write for a while goes to the bucket of the moment at which it can.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import zip_longest
 from operator import add
 from typing import Any, Literal
 
@@ -244,17 +243,28 @@ class History(msgspec.Struct, frozen=True):
     other: QueueLine
 
 
-# Every bucket of the window is there, also those in which nothing happened. The finest one of this moment is not: not
-# all processes have told yet what they saw in it.
+# The buckets of a window, numbered from the oldest on. The finest one of this moment is not among them: not all
+# processes have told yet what they saw in it.
 _GRID = f"""(
-    SELECT date_bin(width, coalesce($3::timestamptz, now()), timestamptz 'epoch') - n * width AS at
-    FROM (SELECT $1::int * interval '1 second' AS width, ($1::int = {FINEST})::int AS first) AS bucket
-    CROSS JOIN LATERAL generate_series(first, first + $2::int - 1) AS n
+    SELECT place, date_bin(width, coalesce($3::timestamptz, now()), timestamptz 'epoch')
+        - ($2::int - 1 - place + ($1::int = {FINEST})::int) * width AS at
+    FROM (SELECT $1::int * interval '1 second' AS width) AS bucket
+    CROSS JOIN generate_series(0, $2::int - 1) AS place
 ) AS grid"""
+
+
+def _total(name: str) -> str:
+    """Of all processes; a histogram place by place, as far as we know its buckets."""
+    if name in _COUNTS:
+        return f"coalesce(sum(s.{name}), 0)::bigint AS {name}"
+    places = (f"coalesce(sum(s.{name}[{place}]), 0)::bigint" for place in range(1, len(DURATIONS) + 2))
+    return f"ARRAY[{', '.join(places)}] AS {name}"
+
+
 BUCKETS = f"""
-SELECT coalesce($3::timestamptz, now()) AS now, grid.at, {", ".join(f"s.{name}" for name in Figures.__struct_fields__)}
+SELECT grid.at, coalesce($3::timestamptz, now()) AS now, {", ".join(map(_total, Figures.__struct_fields__))}
 FROM {_GRID} LEFT JOIN LATERAL (SELECT {_FIGURES} FROM samples WHERE step = $1 AND at = grid.at) AS s ON true
-ORDER BY grid.at
+GROUP BY grid.at ORDER BY grid.at
 """
 
 
@@ -263,23 +273,17 @@ async def history(database: Database, window: Window) -> History:
     step, number = WINDOWS[window]
     rows = await database.fetch(BUCKETS, step, number, None)
     now: datetime = rows[0]["now"]
-    seen: dict[datetime, list[tuple[Any, ...]]] = {}
-    for _, at, *figures in rows:
-        told = seen.setdefault(at, [])
-        if figures[0] is not None:
-            told.append(tuple(figures))
-    points = [_point(at, _seconds(now, at, step), told) for at, told in seen.items()]
-    lines = await _lines(database, step, number, now, None)
-    rest = lines.pop(REST)
-    ranked = sorted(lines.values(), key=lambda line: (-sum(line.waiting), line.queue))
-    shown = [line for line in ranked[:SHOWN_QUEUES] if any(line.waiting)]
-    return History(window, step, points, shown, _together([rest, *ranked[len(shown) :]]))
+    points = [_point(row["at"], _seconds(now, row["at"], step), Figures(*row[2:])) for row in rows]
+    lines = _lines(step, number, await database.fetch(DEEPEST, step, number, now))
+    other = lines.pop(REST)
+    deepest = sorted(lines.values(), key=lambda line: (-sum(line.waiting), line.queue))
+    return History(window, step, points, deepest, other)
 
 
 async def queue_history(database: Database, names: Collection[str], window: Window) -> dict[str, QueueLine]:
     """How many jobs of these queues waited, and ran; nothing but zeros of those that were never among the busiest."""
     step, number = WINDOWS[window]
-    lines = await _lines(database, step, number, None, names)
+    lines = _lines(step, number, await database.fetch(QUEUES, step, number, None, [*names, REST]))
     none = [0] * number
     return {name: lines.get(name) or QueueLine(name, none, none) for name in names}
 
@@ -289,14 +293,11 @@ def _seconds(now: datetime, at: datetime, step: int) -> float:
     return min(float(step), max((now - at).total_seconds(), YOUNGEST_SECONDS))
 
 
-def _point(at: datetime, seconds: float, told: Sequence[tuple[Any, ...]]) -> Point:
-    """`told`: the figures of each process."""
-    *counts, waits, runs = zip(*told, strict=True) if told else ((0,),) * len(_COUNTS) + ((), ())
-    wait, run = ([sum(counted) for counted in zip_longest(*each, fillvalue=0)] for each in (waits, runs))
+def _point(at: datetime, seconds: float, seen: Figures) -> Point:
     return Point(
         at,
-        *(sum(each) / seconds for each in counts),
-        *(quantile(each, share) for each in (wait, run) for share in (0.5, 0.95)),
+        *(getattr(seen, name) / seconds for name in _COUNTS),
+        *(quantile(counts, share) for counts in (seen.wait, seen.run) for share in (0.5, 0.95)),
     )
 
 
@@ -316,48 +317,54 @@ def quantile(counts: Sequence[int], share: float) -> float | None:
     return DURATIONS[-1]
 
 
-# With the queue that stands for all others: where it is, somebody has looked.
+_LINE = "array_agg(place) AS places, array_agg(waiting) AS waiting, array_agg(running) AS running"
 QUEUES = f"""
-SELECT grid.at, s.queue, s.waiting, s.running FROM {_GRID}
-LEFT JOIN LATERAL (
+SELECT queue, {_LINE} FROM {_GRID}
+CROSS JOIN LATERAL (
     SELECT queue, waiting, running FROM queue_samples
-    WHERE step = $1 AND at = grid.at AND ($4::text[] IS NULL OR queue = ANY ($4) OR queue = '{REST}')
-) AS s ON true
-ORDER BY grid.at
+    WHERE step = $1 AND at = grid.at AND queue = ANY ($4::text[])
+) AS s
+GROUP BY queue
+"""
+# The deepest of the window, and all the others as one.
+DEEPEST = f"""
+WITH seen AS MATERIALIZED (
+    SELECT place, queue, waiting, running FROM {_GRID}
+    CROSS JOIN LATERAL (
+        SELECT queue, waiting, running FROM queue_samples WHERE step = $1 AND at = grid.at
+    ) AS s
+)
+, deepest AS MATERIALIZED (
+    SELECT queue FROM seen WHERE queue <> '{REST}'
+    GROUP BY queue HAVING sum(waiting) > 0 ORDER BY sum(waiting) DESC, queue LIMIT {SHOWN_QUEUES}
+)
+, shown AS (
+    SELECT place, coalesce(deepest.queue, '{REST}') AS queue,
+        sum(waiting)::bigint AS waiting, sum(running)::bigint AS running
+    FROM seen LEFT JOIN deepest ON deepest.queue = seen.queue GROUP BY 1, 2
+)
+SELECT queue, {_LINE} FROM shown GROUP BY queue
 """
 
 
-async def _lines(
-    database: Database, step: int, number: int, now: datetime | None, names: Collection[str] | None
-) -> dict[str, QueueLine]:
-    """By queue, with that of all others."""
-    wanted = None if names is None else list(names)
-    looks: dict[datetime, dict[str, tuple[int, int]]] = {}
-    for at, queue, waiting, running in await database.fetch(QUEUES, step, number, now, wanted):
-        look = looks.setdefault(at, {})
-        if queue is not None:
-            look[queue] = waiting, running
-    lines: dict[str, QueueLine] = {}
-    held: dict[str, tuple[int, int]] = {}
-    left = 0.0
-    for place, look in enumerate(looks.values()):
-        left -= step
-        if REST in look:
-            held, left = look, LOOK_HOLDS_SECONDS
-        elif left <= 0:
-            held = {}
-        for queue, (waiting, running) in held.items():
-            line = lines.get(queue) or lines.setdefault(
-                queue, QueueLine(queue, [0] * len(looks), [0] * len(looks))
-            )
-            line.waiting[place], line.running[place] = waiting, running
-    none = [0] * len(looks)
-    return {REST: QueueLine(REST, none, none)} | lines
-
-
-def _together(lines: Iterable[QueueLine]) -> QueueLine:
-    waiting, running = (
-        [sum(counts) for counts in zip(*each, strict=True)]
-        for each in zip(*((line.waiting, line.running) for line in lines), strict=True)
-    )
-    return QueueLine(REST, waiting, running)
+def _lines(step: int, number: int, rows: Iterable[Any]) -> dict[str, QueueLine]:
+    """By queue, with that of all others: where it is, somebody has looked. What a look saw holds until the next one, and
+    no longer than so long."""
+    seen = {
+        queue: dict(zip(places, zip(waiting, running, strict=True), strict=True))
+        for queue, places, waiting, running in rows
+    }
+    looks = seen.setdefault(REST, {})
+    held: list[int | None] = []
+    for place in range(number):
+        last = held[-1] if held else None
+        if place in looks:
+            last = place
+        elif last is not None and (place - last) * step > LOOK_HOLDS_SECONDS:
+            last = None
+        held.append(last)
+    lines = {}
+    for queue, depths in seen.items():
+        at_each = [depths.get(place, (0, 0)) for place in held]
+        lines[queue] = QueueLine(queue, [depth[0] for depth in at_each], [depth[1] for depth in at_each])
+    return lines

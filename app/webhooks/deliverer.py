@@ -140,6 +140,10 @@ class Deliverer:
             WEBHOOKS_PENDING.labels(each.receiver).set(each.pending)
             WEBHOOKS_OLDEST.labels(each.receiver).set(each.oldest_seconds)
 
+    def open_circuits(self) -> frozenset[str]:
+        """Receivers that this process leaves alone for now."""
+        return frozenset(host for host, receiver in self._receivers.items() if receiver.is_open)
+
     def _hasten(self, host: str) -> None:
         """Something for this receiver has just become due."""
         self._due[host] = None

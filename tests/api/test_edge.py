@@ -129,6 +129,13 @@ def test_every_answer_is_counted_and_none_costs_the_connection(
     wait_until(lambda: counted(method, route, status) - before == 1 + (status == 200))
 
 
+def test_what_nobody_has_foreseen_is_logged_although_the_framework_has_answered_it(server: Server) -> None:
+    with capture_logs() as lines:
+        assert httpx.get(f"{server.url}/boom").status_code == 500
+    [failed] = [line for line in lines if line["event"] == "request.failed"]
+    assert (failed["path"], type(failed["exc_info"])) == ("/boom", Boom)
+
+
 def test_an_answer_that_is_broken_off_is_counted_and_ends_the_connection(server: Server) -> None:
     before = counted("GET", "/broken", 200)
     answer = say(server, b"GET /broken HTTP/1.1\r\nhost: localhost\r\n\r\n", patience=20)

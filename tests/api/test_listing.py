@@ -103,6 +103,28 @@ def test_kind_model_and_metadata_filter(submit: Submit, listed: Listed) -> None:
     assert listed({"metadata.user": "nobody"}) == []
 
 
+def test_error_worker_and_the_beginning_of_the_id_filter(
+    client: httpx.Client, claimed: Callable[..., dict[str, Any]], listed: Listed
+) -> None:
+    failed, running = claimed(), claimed()
+    body = {
+        "lease_token": failed["lease_token"],
+        "error": {"code": "o'dd", "message": "x"},
+        "retryable": False,
+    }
+    client.post(f"/jobs/{failed['job_id']}/fail", json=body)
+    assert listed({"error": "o'dd"}) == [failed["job_id"]]
+    assert listed({"error": "o'dd", "state": "failed"}) == [failed["job_id"]]
+    assert listed({"error": "other"}) == []
+    assert listed({"worker": "tester"}) == [running["job_id"], failed["job_id"]]
+    assert listed({"worker": "tester", "state": "loading"}) == [running["job_id"]]
+    assert listed({"id_prefix": failed["job_id"]}) == [failed["job_id"]]
+    assert listed({"id_prefix": failed["job_id"][:6].lower()}) == [running["job_id"], failed["job_id"]]
+    assert listed({"id_prefix": "0"}) == [running["job_id"], failed["job_id"]]
+    assert listed({"id_prefix": "7"}) == []
+    assert listed({"id_prefix": failed["job_id"], "since": "2999-01-01"}) == []
+
+
 def test_since_and_until(client: httpx.Client, submit: Submit, listed: Listed) -> None:
     job_id = submit(kind="own-kind")
     made = datetime.fromisoformat(client.get(f"/jobs/{job_id}").json()["created_at"])
@@ -142,6 +164,10 @@ def test_a_plus_in_a_timestamp_may_come_unescaped(client: httpx.Client, submit: 
         ("cursor", "\u00fc"),
         ("color", "red"),
         ("metadata", "x"),
+        ("id_prefix", ""),
+        ("id_prefix", "hello"),
+        ("id_prefix", "0" * 27),
+        ("error", "\x00"),
         ("queue", "a\x00b"),
         ("model", "\x00"),
     ],

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from app.embedded import EmbeddedPostgres
 from tests.conftest import Server
@@ -15,6 +15,9 @@ from tests.fakes.process import FakeOllama
 from tests.serving import serving
 from tests.sharing import FolderShare
 
+# A deadline only ends what hangs.
+MILLISECONDS = 60_000
+expect.set_options(timeout=MILLISECONDS)
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = [
     "--no-sandbox",
@@ -77,7 +80,7 @@ class Watched:
 
     def __init__(self, browser: Browser, server: Server, **options: object) -> None:
         self.context = browser.new_context(base_url=server.url, **options)  # type: ignore[arg-type]
-        self.context.set_default_timeout(60_000)
+        self.context.set_default_timeout(MILLISECONDS)
         self.page: Page = self.context.new_page()
         self.problems: list[str] = []
         self.elsewhere: list[str] = []

@@ -131,7 +131,7 @@ def test_a_queue_is_paused_and_resumed_and_says_so_elsewhere_by_itself(
     onlooker = watched.context.new_page()
     onlooker.goto(f"/ui/queues/{name}")
     page.goto(f"/ui/queues/{name}")
-    page.get_by_role("button", name=re.compile("Pause|on")).first.click()
+    page.get_by_role("switch").click()
     if page.locator("#confirm").is_visible():
         confirm(page)
     expect(page.locator("main")).to_contain_text(re.compile("paused", re.IGNORECASE))
@@ -248,7 +248,7 @@ def test_without_script_everything_but_being_live_works(chromium: Browser, opene
     watched = Watched(chromium, opened, java_script_enabled=False)
     page = watched.page
     page.goto("/ui/submit")
-    page.get_by_label("No-op").check(force=True)
+    page.get_by_role("radio", name="No-op").check(force=True)
     page.get_by_role("button", name="Submit", exact=True).click()
     page.wait_for_url(re.compile(r".*/ui/jobs/[0-9A-Z]{26}"))
     page.goto("/ui/queues")

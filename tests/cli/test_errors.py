@@ -1,14 +1,18 @@
 """Exit codes and messages when things are not as they should be."""
 
+import io
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from app.cli.output import has_colours
 from foreman_client import __version__
-from tests.cli.conftest import Foreman
+from tests.cli.conftest import Foreman, Start
 from tests.client.wire_stub import Answer, problem, running_stub
-from tests.conftest import ROOT, free_port
+from tests.conftest import ROOT, Server, free_port
 
 
 @pytest.mark.parametrize(
@@ -171,17 +175,6 @@ def test_a_route_that_an_older_server_lacks_is_said_with_the_versions_in_one_sen
     assert refused == "foreman: no"
 
 
-def test_reading_commands_start_without_the_server_behind_them() -> None:
-    script = (
-        "import sys; from app.cli.root import build; build(['get']);sys.stdout.write(' '.join(sys.modules))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    loaded = set(done.stdout.split())
-    assert not loaded & {"fastapi", "sqlalchemy", "asyncpg", "pydantic", "httpx", "app.config"}
-
-
 COMMANDS = [
     "serve", "work", "migrate", "submit", "get", "list", "wait", "why", "watch", "cancel", "retry", "delete",
     "events", "logs", "queues", "dead", "workers", "targets", "keys", "schedules", "webhooks", "usage",
@@ -201,3 +194,59 @@ def test_the_version_is_told() -> None:
         [sys.executable, "-m", "app", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.startswith("foreman ")
+
+
+def test_a_worker_with_a_database_that_nobody_can_submit_to_is_refused(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("FOREMAN_")}
+    for command in (["work"], ["serve", "--role", "worker"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "app", *command, "--data-dir", str(tmp_path / "data")],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 2
+        assert "FOREMAN_DATABASE_URL is not set" in done.stderr
+        assert "foreman serve" in done.stderr
+        assert not (tmp_path / "data").exists()
+
+
+def test_a_reader_that_is_gone_before_anything_was_written_is_no_error(start: Start) -> None:
+    process = start("list", "--json")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.wait(timeout=120) == 0
+    assert process.stderr.read() == ""
+
+
+def test_a_terminal_without_the_letters_gets_others_and_no_traceback(shared_server: Server) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "app", "doctor", "--server", shared_server.url],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "FOREMAN_DATA_DIR": "/nonexistent"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "? reachable: it answers" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert has_colours(Terminal())
+    assert not has_colours(io.StringIO())
+    monkeypatch.setenv("TERM", "dumb")
+    assert not has_colours(Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not has_colours(Terminal())

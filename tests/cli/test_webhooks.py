@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
+from app.cli.webhook_listener import Listener, _address_towards
 from app.embedded import EmbeddedPostgres
 from app.jobs.signing import new_secret, sign
 from tests.cli.conftest import Foreman
@@ -20,7 +22,10 @@ from tests.serving import serving
 
 @pytest.fixture(scope="module")
 def shared_server(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    allowed = {"FOREMAN_OUTBOUND_ALLOW": "127.0.0.0/8"}
+    allowed = {
+        "FOREMAN_OUTBOUND_ALLOW": "127.0.0.0/8",
+        "FOREMAN_SECRET_KEY": "a passphrase that is long enough",
+    }
     with serving(postgres, tmp_path_factory.mktemp("cli"), **allowed) as server:
         yield server
 
@@ -165,3 +170,40 @@ def test_deliveries_are_listed_and_sent_again(
 
 def test_a_job_that_is_not_there_is_said(foreman: Foreman) -> None:
     assert foreman("webhooks", "01ARZ3NDEKTSV4RRFFQ69G5FAV").code == 3
+
+
+def test_the_listener_says_the_address_that_the_server_can_call(listening: type[Listening]) -> None:
+    everywhere = listening("--json", "--host", "0.0.0.0")
+    # Seen from a server on this machine, that is this machine.
+    assert f"http://127.0.0.1:{everywhere.port}/" in everywhere.greeting
+    six = listening("--json", "--host", "::1")
+    assert f"http://[::1]:{six.port}/" in six.greeting
+    assert httpx.post(f"http://[::1]:{six.port}/", content=b"{}").status_code == 401
+
+
+def test_a_server_elsewhere_cannot_call_a_listener_that_listens_here_alone() -> None:
+    elsewhere = "http://192.0.2.7:8080"
+    with Listener("127.0.0.1", 0, [], 204, lambda _: None) as here:
+        assert here.url_for(elsewhere).startswith("http://127.0.0.1:")
+        assert not here.cannot_be_reached_by("http://127.0.0.1:8080")
+        assert not here.cannot_be_reached_by("http://[::1]:8080")
+        assert not here.cannot_be_reached_by("nonsense")
+        # Unless this machine has no way there at all, and nobody knows.
+        assert here.cannot_be_reached_by(elsewhere) is (
+            _address_towards(elsewhere, socket.AF_INET) is not None
+        )
+    with Listener("0.0.0.0", 0, [], 204, lambda _: None) as everywhere:
+        assert "0.0.0.0" not in everywhere.url_for(elsewhere)
+        assert "0.0.0.0" not in everywhere.url_for("nonsense")
+
+
+def test_the_line_that_the_listener_prints_makes_a_job_whose_webhooks_are_trusted(
+    foreman: Foreman, shared_server: Server, listening: type[Listening], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREMAN_URL", shared_server.url)
+    listener = listening("--json")
+    printed = next(line for line in iter(listener._line_of_stderr, "") if "foreman submit" in line)
+    secret, _, command = printed.strip().removeprefix("echo ").partition(" | foreman ")
+    assert foreman(*command.split(), stdin=secret).code == 0
+    shown = json.loads(listener.shown())
+    assert (shown["verified"], shown["message"]["type"]) == (True, "job.queued")

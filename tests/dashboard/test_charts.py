@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from html import unescape
 from xml.etree import ElementTree
 
@@ -78,3 +78,56 @@ def test_what_the_script_says_is_what_the_axis_says() -> None:
     ]
     assert "<i>" not in drawn
     assert "<b>" not in drawn
+
+
+DAYS = [date(2026, 2, 27), date(2026, 2, 28), date(2026, 3, 1)]
+
+
+def test_bars_stand_side_by_side_and_their_parts_on_top_of_each_other() -> None:
+    parts = [Series("a", [1, 0, 2], "series-1"), Series("b", [1, None, 0], "series-2")]
+    drawn = charts.bar_chart("x", parts, DAYS, number)
+    blocks = re.findall(
+        r'class="block (series-\d)" x="([\d.]+)" width=".8" y="([\d.]+)" height="([\d.]+)"', drawn
+    )
+    assert blocks == [
+        ("series-1", "0.10", "50.00", "50.00"),
+        ("series-1", "2.10", "0.00", "100.00"),
+        ("series-2", "0.10", "0.00", "50.00"),
+    ]
+    assert re.findall(r"<span>([\d-]+)</span>", drawn) == ["2026-02-27", "2026-02-28", "2026-03-01"]
+
+
+def test_of_bars_the_script_says_the_sum_of_a_day_too() -> None:
+    parts = [Series("a", [1, 0, 2], "series-1"), Series("<b>", [1, None, 0], "series-2")]
+    drawn = charts.bar_chart("x", parts, DAYS, number)
+    told = re.search(r'data-chart="([^"]*)"', drawn)
+    assert told is not None
+    said = json.loads(unescape(told[1]))
+    assert (said["bars"], said["step"]) == (True, 86400)
+    assert {each["name"]: each["said"] for each in said["lines"]} == {
+        "a": ["1", "0", "2"],
+        "<b>": ["1", "–", "0"],
+        "all": ["2", "0", "2"],
+    }
+    assert "<b>" not in drawn
+    assert "a: 3; &lt;b&gt;: 1." in drawn
+
+
+def test_a_day_by_itself_and_days_without_anything_are_drawn() -> None:
+    assert "<span>2026-02-27</span></div>" in charts.bar_chart("x", [], DAYS[:1], number)
+    assert "block" not in charts.bar_chart("x", [Series("a", [0, 0, None], "series-1")], DAYS, number)
+
+
+@pytest.mark.parametrize(
+    ("highest", "said"),
+    [
+        (0, "1.0 s"),
+        (45, "1 min"),
+        (50_000, "1 d"),
+        (20_000, "8 h"),
+        (86_400 * 3, "5 d"),
+        (86_400 * 700, "1000 d"),
+    ],
+)
+def test_an_axis_of_time_ends_where_people_would_end_it(highest: float, said: str) -> None:
+    assert duration(charts.nice_seconds(highest)) == said

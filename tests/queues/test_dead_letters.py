@@ -92,6 +92,56 @@ def test_bulk_replay_by_filter_counts_first_and_shows_its_progress(call: Caller,
     assert call.state(other[0]) == "failed"
 
 
+def test_a_dry_run_tells_how_many_are_in_which_state(call: Caller, queue: str) -> None:
+    for _ in range(3):
+        call.submit(queue)
+    call.claim(queue)
+    dead_letters(call, f"{queue}-dead", 1)
+    body = {"action": "cancel", "filter": {"queue": queue}, "dry_run": True}
+    counted = call.http.post("/bulk-operations", json=body).json()
+    assert (counted["matched"], counted["by_state"]) == (3, {"loading": 1, "queued": 2})
+    body = {"action": "delete", "filter": {"queue": f"{queue}-dead"}, "dry_run": True}
+    assert call.http.post("/bulk-operations", json=body).json()["by_state"] == {"failed": 1}
+    body = {"action": "delete", "filter": {"queue": f"{queue}-nothing"}, "dry_run": True}
+    assert call.http.post("/bulk-operations", json=body).json()["by_state"] == {}
+
+
+def test_groups_share_error_kind_and_queue(call: Caller, queue: str) -> None:
+    dead_letters(call, queue, 3)
+    [newest] = dead_letters(call, queue)
+    call.submit(queue)
+    [other] = call.claim(queue)
+    call.settle(other, "fail", error={"code": "other", "message": "…"}, retryable=False)
+    found = call.http.get("/dead-letters/groups", params={"queue": queue}).json()
+    assert (found["found"], found["next_cursor"]) == (2, None)
+    first, second = found["groups"]
+    assert [first[name] for name in ("error", "kind", "queue", "jobs")] == ["broken", "work", queue, 4]
+    assert (second["error"], second["jobs"], second["newest"]["job_id"]) == ("other", 1, other["job_id"])
+    assert first["newest"]["job_id"] == newest
+    assert first["newest"]["error"]["message"] == "It broke."
+    assert "payload" not in first["newest"]
+    assert first["first_at"] < first["last_at"] == first["newest"]["completed_at"]
+    one = call.http.get("/dead-letters/groups", params={"queue": queue, "error": "other"}).json()
+    assert [each["jobs"] for each in one["groups"]] == [1]
+    assert call.http.get("/dead-letters/groups", params={"queue": f"{queue}-x"}).json()["groups"] == []
+    for wrong in ({"state": "done"}, {"colour": "red"}, {"cursor": "x"}):
+        assert call.http.get("/dead-letters/groups", params=wrong).status_code == 422
+
+
+def test_bulk_by_error_worker_and_the_beginning_of_the_id(call: Caller, queue: str) -> None:
+    dead_letters(call, queue, 2)
+    call.submit(queue)
+    [other] = call.claim(queue, worker="somebody")
+    call.settle(other, "fail", error={"code": "other", "message": "…"}, retryable=False)
+    for wanted in ({"error": "other"}, {"worker": "somebody"}, {"id_prefix": other["job_id"].lower()}):
+        body = {"filter": {"queue": queue, **wanted}, "dry_run": True}
+        assert call.http.post("/dead-letters/dismiss", json=body).json()["matched"] == 1, wanted
+    done = run(call, "/dead-letters/dismiss", filter={"queue": queue, "error": "other"})
+    assert (done["moved"], done["filter"]) == (1, {"queue": queue, "error": "other"})
+    assert call.state(other["job_id"]) == "dismissed"
+    assert call.queue(queue)["counts"]["failed"] == 2
+
+
 def test_bulk_dismiss_by_kind_and_metadata(call: Caller, queue: str) -> None:
     dead_letters(call, queue, 3, metadata={"a": "1"})
     dead_letters(call, queue, 2, metadata={"a": "2"})
@@ -141,6 +191,9 @@ def test_bulk_retry_visits_each_job_once(call: Caller, queue: str) -> None:
         {"action": "delete", "filter": {"colour": "red"}},
         {"action": "delete", "filter": {"since": "yesterday"}},
         {"action": "delete", "filter": {"queue": "a\0b"}},
+        {"action": "delete", "filter": {"error": "a\0b"}},
+        {"action": "delete", "filter": {"id_prefix": "hello"}},
+        {"action": "delete", "filter": {"id_prefix": ""}},
         {"action": "delete", "filter": {}, "dry_run": "maybe"},
     ],
 )

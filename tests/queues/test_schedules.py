@@ -301,3 +301,27 @@ def test_a_schedule_that_cannot_be_computed_here_holds_up_no_other(call: Caller,
     assert "next tick" in shown["last_error"]
     for name in (queue, lost):
         assert call.http.delete(f"/schedules/{name}").status_code == 204
+
+
+def test_a_schedule_is_run_once_by_hand_and_its_ticks_stay(call: Caller, queue: str) -> None:
+    job = {"kind": "nobody-runs-this", "payload": {}, "queue": queue, "metadata": {"own": "x"}}
+    assert call.http.put(f"/schedules/{queue}", json={"cron": "0 0 1 1 *", "job": job}).status_code == 201
+    before = call.http.get(f"/schedules/{queue}").json()
+    answer = call.http.post(f"/schedules/{queue}/run")
+    assert answer.status_code == 202
+    job_id = answer.json()["job_id"]
+    assert answer.headers["location"] == f"/jobs/{job_id}"
+    assert call.job(job_id)["metadata"] == {"schedule": queue, "own": "x"}
+    assert call.http.get(f"/schedules/{queue}").json() == before
+    # By the rules of its queue, as every other job.
+    call.configure(queue, max_depth=1)
+    assert call.http.post(f"/schedules/{queue}/run").json()["code"] == "queue_full"
+    call.configure(queue, key=["one"], when_full="coalesce")
+    second = call.http.post(f"/schedules/{queue}/run")
+    assert (second.status_code, second.json()["outcome"]) == (202, "accepted")
+    third = call.http.post(f"/schedules/{queue}/run")
+    assert (third.status_code, third.json()["outcome"]) == (200, "coalesced")
+    assert third.json()["job_id"] == second.json()["job_id"]
+    assert call.http.post(f"/schedules/{queue}-none/run").status_code == 404
+    assert call.http.post("/schedules/no name/run").status_code == 404
+    assert call.http.delete(f"/schedules/{queue}").status_code == 204

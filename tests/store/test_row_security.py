@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from app.store import artifacts, bulk, outbox, read, schedules, usage, workers
+from app.store import artifacts, bulk, family, job_view, outbox, read, schedules, usage, workers
 from app.store.database import Database
 from app.store.migrate import migrate
 from tests.conftest import MakeServer
@@ -58,6 +58,11 @@ async def test_all_that_is_read_for_a_tenant_can_be_read_behind_the_fence(fenced
     assert await outbox.deliveries_of(fenced, mine.id, "a", 0, 10) == []
     assert await outbox.list_deliveries(fenced, outbox.DeliveryFilter(), "a", 10) == []
     assert await artifacts.get(fenced, mine.id, "x", "a") is None
+    assert await job_view.get(fenced, mine.id, "a", payload=9, result=9, head=9) is not None
+    assert await job_view.get(fenced, theirs.id, "a", payload=9, result=9, head=9) is None
+    assert await family.get(fenced, theirs.id, "a") is None
+    assert await family.named(fenced, [theirs.id], "a") == []
+    assert (await family.children(fenced, mine.id, "a", 5)).total == 0
     assert [each.own_name for each in await schedules.list_schedules(fenced, "a")] == ["s"]
     assert await schedules.list_schedules(fenced, "b") == []
     assert await bulk.list_operations(fenced, "a", 10) == []

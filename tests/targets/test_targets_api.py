@@ -370,3 +370,40 @@ def test_a_target_that_falls_asleep_or_wakes_up_is_told_once(keyed: Server) -> N
         assert get(keyed, "sleeper")["state"] == "awake"
     remove(keyed, "sleeper")
     assert told() == [("target.asleep", True), ("target.answers", True)]
+
+
+def test_a_target_is_asked_at_once_when_somebody_wants_to_know(keyed: Server, fake: FakeOllama) -> None:
+    put(keyed, "asked", url=fake.url)
+    asked = httpx.post(f"{keyed.url}/targets/asked/probe", timeout=60)
+    assert (asked.status_code, asked.json()["state"]) == (200, "awake")
+    put(keyed, "asked", url="http://127.0.0.1:9")
+    asked = httpx.post(f"{keyed.url}/targets/asked/probe", timeout=60)
+    assert (asked.status_code, asked.json()["state"]) == (200, "asleep")
+    assert "could not connect" in asked.json()["warning"]
+    remove(keyed, "asked")
+    for verb in ("probe", "wake"):
+        for name in ("asked", "echo", "no name"):
+            assert httpx.post(f"{keyed.url}/targets/{name}/{verb}").status_code == 404
+
+
+def test_a_target_is_woken_at_once_when_somebody_wants_it(keyed: Server) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.settimeout(60)
+        port = listener.getsockname()[1]
+        wake = {"mac": "01-23-45-67-89-ab", "address": "127.0.0.1", "port": port}
+        put(keyed, "woken", url="http://127.0.0.1:9", wake=wake)
+        # Nobody waits for it; and the pause between tries is for those that nobody asked for.
+        for _ in range(3):
+            assert httpx.post(f"{keyed.url}/targets/woken/wake", timeout=60).status_code == 200
+            assert listener.recv(200) == magic_packet("01-23-45-67-89-ab")
+    put(keyed, "woken", url="http://127.0.0.1:9", wake={"url": "http://127.0.0.1:9/secret"})
+    refused = httpx.post(f"{keyed.url}/targets/woken/wake", timeout=60)
+    assert refused.status_code == 409
+    assert "the wake URL was not reached" in refused.json()["detail"]
+    assert "secret" not in refused.text
+    put(keyed, "woken", url="http://127.0.0.1:9")
+    refused = httpx.post(f"{keyed.url}/targets/woken/wake", timeout=60)
+    assert refused.status_code == 409
+    assert "no wake action" in refused.json()["detail"]
+    remove(keyed, "woken")

@@ -17,11 +17,13 @@ const nudges = {
     this.source.addEventListener("nudge", () => this.nudge());
     this.source.onopen = () => { this.retry = 0; back(); };
     this.source.onerror = () => {
+      // Is it the stream alone? The page finds out, and says so.
+      setTimeout(() => this.nudge(), 500);
       // A stream that the server ends is reopened by the browser; one that it refuses is not.
       if (this.source && this.source.readyState === EventSource.CLOSED) {
         this.close();
         this.retry = Math.min(this.retry + 1, 5);
-        setTimeout(() => { this.open(); this.nudge(); }, 1000 * this.retry);
+        setTimeout(() => this.open(), 1000 * this.retry);
       }
     };
   },
@@ -104,13 +106,19 @@ function tickTimes() {
 
 // -- copying, closing, dialogs ---------------------------------------------------------------------------
 
-async function copy(button) {
+// As a spreadsheet takes it: numbers without their blanks.
+function tableText(table) {
+  const text = (cell) => ($("data", cell) || {}).value ?? cell.textContent.trim();
+  return [...table.rows].map((row) => [...row.cells].map(text).join("\t")).join("\n");
+}
+
+async function copy(button, text = button.dataset.copy) {
   try {
-    await navigator.clipboard.writeText(button.dataset.copy);
+    await navigator.clipboard.writeText(text);
   } catch {
     // Without a secure origin there is no clipboard for scripts but this old one.
     const area = document.createElement("textarea");
-    area.value = button.dataset.copy;
+    area.value = text;
     document.body.append(area);
     area.select();
     document.execCommand("copy");
@@ -128,6 +136,7 @@ function announce(text) {
 document.addEventListener("click", (event) => {
   const at = (selector) => event.target.closest(selector);
   if (at("[data-copy]")) copy(at("[data-copy]"));
+  else if (at("[data-copy-table]")) copy(at("[data-copy-table]"), tableText($("#" + at("[data-copy-table]").dataset.copyTable)));
   else if (at("[data-close]")) at(".notice").remove();
   else if (at("[data-dialog]")) $("#" + at("[data-dialog]").dataset.dialog).showModal();
   else if (at("[data-theme-toggle]")) toggleTheme();
@@ -225,7 +234,8 @@ function readChart(chart, at) {
   const told = JSON.parse(chart.dataset.chart);
   const steps = told.lines.length ? told.lines[0].said.length : 0;
   if (!steps) return;
-  const index = Math.max(0, Math.min(steps - 1, Math.round(at * (steps - 1))));
+  const index = Math.max(0, Math.min(steps - 1, told.bars ? Math.floor(at * steps) : Math.round(at * (steps - 1))));
+  const middle = told.bars ? (index + 0.5) / steps : index / Math.max(1, steps - 1);
   let tip = $(".tip", chart);
   if (!tip) {
     tip = document.createElement("div");
@@ -244,10 +254,10 @@ function readChart(chart, at) {
     return row;
   });
   const head = document.createElement("div");
-  head.textContent = moment.toLocaleString([], told.step >= 240 ? { weekday: "short", hour: "2-digit", minute: "2-digit" } : { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  head.textContent = told.bars ? moment.toISOString().slice(0, 10) : moment.toLocaleString([], told.step >= 240 ? { weekday: "short", hour: "2-digit", minute: "2-digit" } : { hour: "2-digit", minute: "2-digit", second: "2-digit" });
   tip.replaceChildren(head, ...lines);
   const plot = $(".plot", chart);
-  const x = (index / Math.max(1, steps - 1)) * plot.clientWidth;
+  const x = middle * plot.clientWidth;
   tip.style.left = `${Math.max(0, Math.min(plot.clientWidth - tip.offsetWidth, x + 12 + tip.offsetWidth > plot.clientWidth ? x - tip.offsetWidth - 12 : x + 12))}px`;
   let rule = $(".rule", chart);
   if (!rule) {
@@ -256,7 +266,7 @@ function readChart(chart, at) {
     chart.append(rule);
   }
   rule.style.left = `${x}px`;
-  chart.dataset.at = index / Math.max(1, steps - 1);
+  chart.dataset.at = middle;
   return head.textContent + ": " + told.lines.map((line) => `${line.name} ${line.said[index]}`).join(", ");
 }
 
@@ -276,8 +286,9 @@ document.addEventListener("keydown", (event) => {
   const chart = event.target.closest(".chart");
   if (!chart || !["ArrowLeft", "ArrowRight"].includes(event.key)) return;
   event.preventDefault();
-  const steps = JSON.parse(chart.dataset.chart).lines[0]?.said.length || 2;
-  const at = Number(chart.dataset.at ?? 1) + (event.key === "ArrowLeft" ? -1 : 1) / (steps - 1);
+  const told = JSON.parse(chart.dataset.chart);
+  const steps = told.lines[0]?.said.length || 2;
+  const at = Number(chart.dataset.at ?? 1) + (event.key === "ArrowLeft" ? -1 : 1) / (told.bars ? steps : Math.max(1, steps - 1));
   announce(readChart(chart, Math.max(0, Math.min(1, at))) || "");
 });
 
