@@ -1,4 +1,8 @@
-"""The settings: one frozen object, read from FOREMAN_* once. Nothing else reads the environment."""
+"""The settings: one frozen object, read from FOREMAN_* once. Nothing else reads the environment.
+
+But for what others have names for: the libraries of OpenTelemetry read OTEL_* themselves, where traces are
+exported. Here it is only decided whether they are.
+"""
 
 import difflib
 import ipaddress
@@ -14,6 +18,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 PREFIX = "FOREMAN_"
 # Variables that belong to the command-line client, not to the server.
 CLIENT_VARIABLES = frozenset({"FOREMAN_URL", "FOREMAN_API_KEY"})
+# Where a collector is, in the words of OpenTelemetry.
+COLLECTOR_VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 
 Role = Literal["all", "api", "worker"]
 Value = TypeVar("Value")
@@ -182,6 +188,12 @@ class Settings(BaseModel):
         "auto", "JSON lines, or for people on a terminal"
     )
 
+    traces: Literal["auto", "on", "off"] = _setting(
+        "auto",
+        "whether traces are exported: auto, where OTEL_EXPORTER_OTLP_ENDPOINT or "
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT says where to",
+    )
+
     @field_validator("database_url", "listen_database_url")
     @classmethod
     def _is_postgres(cls, value: str | None) -> str | None:
@@ -300,6 +312,8 @@ def load_settings(environment: Mapping[str, str] | None = None, **flags: Any) ->
         if setting in known and environment[name]
     }
     values.update({name: value for name, value in flags.items() if value is not None})
+    if values.get("traces", "auto") == "auto":
+        values["traces"] = "on" if _has_collector(environment) else "off"
     try:
         settings = Settings(**values)
     except ValidationError as error:
@@ -307,6 +321,15 @@ def load_settings(environment: Mapping[str, str] | None = None, **flags: Any) ->
     if problems:
         raise SettingsError("\n".join(problems))
     return settings
+
+
+def _has_collector(environment: Mapping[str, str]) -> bool:
+    """Whether the variables that all programs with OpenTelemetry share want traces, and say where."""
+    return (
+        any(environment.get(name) for name in COLLECTOR_VARIABLES)
+        and environment.get("OTEL_SDK_DISABLED", "").lower() != "true"
+        and environment.get("OTEL_TRACES_EXPORTER", "").lower() != "none"
+    )
 
 
 def _unknown(name: str, known: set[str]) -> str:

@@ -44,6 +44,7 @@ from app.store.workers import WorkerReport
 from app.targets.config import from_environment
 from app.targets.registry import Registry
 from app.telemetry import BUILD
+from app.tracing import make_tracer
 from app.webhooks.deliverer import Deliverer
 from app.webhooks.outgoing import Outgoing
 from app.webhooks.send import Sender
@@ -71,12 +72,18 @@ class Foreman:
         )
         self.database.measured()
         listen_url = settings.listen_database_url or settings.database_url
-        self.hub = Hub(self.database, listen_url if settings.listen == "on" else None, settings.poll_seconds)
+        self.tracer = make_tracer(settings, self.database)
+        self.hub = Hub(
+            self.database,
+            listen_url if settings.listen == "on" else None,
+            settings.poll_seconds,
+            self.tracer.announced if self.tracer else None,
+        )
         self.outgoing = Outgoing(settings)
         self.webhook_client = self.outgoing.client()
         self.http_client = self.outgoing.client()
         checks = SubmissionChecks(self.outgoing.policy, self.webhook_client, self.outgoing.box)
-        self.queues = Queues(self.database, self.hub, settings, checks)
+        self.queues = Queues(self.database, self.hub, settings, checks, self.tracer)
         self.settler = Settler(self.database, self.hub)
         self.live = LiveOutputs(self.hub.nudge)
         self.event_writer = EventWriter(self.database, self.hub, self.live)
@@ -86,7 +93,7 @@ class Foreman:
         self.janitor = Janitor(self.database, self.artifacts, chatter_days=settings.chatter_days)
         sender = Sender(self.webhook_client, self.outgoing.box, self.outgoing.server_secrets, self.database)
         tally = DailyTally()
-        self.webhooks = Deliverer(self.database, self.hub, sender, settings, tally)
+        self.webhooks = Deliverer(self.database, self.hub, sender, settings, tally, self.tracer)
         self.targets = Registry(
             self.database,
             self.http_client,
@@ -152,6 +159,8 @@ class Foreman:
                 Resource(self.database.close, open=self.database.open),
                 # Stopped when all the others have: then nothing more will happen that it has to tell.
                 Sampler(self.database, self.queues.census, tally),
+                # After all who end something.
+                *([self.tracer] if self.tracer else []),
                 self.hub,
                 *([self.authenticator] if self.authenticator else []),
                 *self.queues.parts,
@@ -181,7 +190,9 @@ class Foreman:
             Pool("noop", NoopExecutor(), NOOP_SLOTS, lambda lane: kind_of(lane) == "noop"),
             Pool(
                 "http",
-                HttpExecutor(self.http_client),
+                HttpExecutor(self.http_client, self.tracer.running)
+                if self.tracer
+                else HttpExecutor(self.http_client),
                 self.settings.worker_slots,
                 lambda lane: kind_of(lane) == "http",
             ),

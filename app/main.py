@@ -80,6 +80,8 @@ def create_app(settings: Settings) -> Edge:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        # Traces are made in app/tracing. The framework's own would have messages of exceptions in them.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         exception_handlers={
             ForemanError: handle_foreman_error,
             RequestValidationError: handle_invalid_parameters,

@@ -177,6 +177,9 @@ SWAPS_AVOIDED = Counter(
     "Claims that stayed with the resident model where first come, first served would have swapped.",
     ["target"],
 )
+SPANS = Counter(
+    "foreman_spans", "Spans of traces: exported, or dropped because the collector took none.", ["outcome"]
+)
 PASSTHROUGH = Counter(
     "foreman_passthrough_requests", "Synchronous calls by surface and how they ended.", ["surface", "ending"]
 )

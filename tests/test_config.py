@@ -300,3 +300,22 @@ def test_what_others_can_reach_needs_a_key_always(host: str, url: str) -> None:
         SettingsError, match=r"FOREMAN_AUTH: off is for this machine only.*listen on 127\.0\.0\.1"
     ):
         load_settings(environment | {"FOREMAN_AUTH": "off"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "exported"),
+    [
+        ({}, "off"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, "off"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, "on"),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c:4318/v1/traces"}, "on"),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://c:4318/v1/metrics"}, "off"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "FOREMAN_TRACES": "auto"}, "on"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "FOREMAN_TRACES": "off"}, "off"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_SDK_DISABLED": "TRUE"}, "off"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRACES_EXPORTER": "none"}, "off"),
+        ({"FOREMAN_TRACES": "on"}, "on"),
+    ],
+)
+def test_traces_are_exported_where_a_collector_is_named(environment: dict[str, str], exported: str) -> None:
+    assert load_settings(environment).traces == exported

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from app.api.parameters import KnownFilters
 from app.errors import InvalidRequest, NotFound
-from app.jobs.ids import is_id, new_traceparent
+from app.jobs.ids import is_id
 from app.jobs.states import State
 from app.jobs.submission import invalid
 from app.store.read import Filter
@@ -239,12 +239,13 @@ def header(request: Request, name: bytes) -> str | None:
 
 class Trace(msgspec.Struct, gc=False):
     request_id: str
-    traceparent: str
+    # None where the caller sent none that can be read: the intake begins one.
+    traceparent: str | None
     tracestate: str | None
 
 
 def trace_of(request: Request) -> Trace:
-    """The caller's trace context, or a fresh one: no job is without."""
+    """The caller's trace context."""
     return trace_from(
         request.scope["state"]["request_id"], header(request, b"traceparent"), header(request, b"tracestate")
     )
@@ -255,7 +256,7 @@ def trace_from(request_id: str, traceparent: str | None, tracestate: str | None)
     if traceparent is not None and _is_traceparent(traceparent):
         usable = tracestate is not None and len(tracestate) <= MAX_TRACESTATE and _PRINTABLE.match(tracestate)
         return Trace(request_id, traceparent, tracestate if usable else None)
-    return Trace(request_id, new_traceparent(), None)
+    return Trace(request_id, None, None)
 
 
 def _is_traceparent(given: str) -> bool:

@@ -179,6 +179,7 @@ class Schedule(msgspec.Struct, kw_only=True):
 
 class Schedules(msgspec.Struct):
     schedules: list[Schedule]
+    total: Annotated[Count, Meta(description="All schedules that match, on this page or not.")]
 
 
 class Target(msgspec.Struct, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 import structlog
-from fastapi import Depends
+from fastapi import Depends, Query
 from msgspec import Meta, Raw, structs
 from starlette.requests import Request
 
@@ -17,7 +17,7 @@ from app.api.job_parameters import trace_of
 from app.api.jobs import accepted
 from app.api.operator_documents import Schedule as Document
 from app.api.operator_documents import Schedules, Tick
-from app.api.parameters import Caller, JsonBody, Server, Tenant, name_or
+from app.api.parameters import Caller, JsonBody, KnownFilters, Server, Tenant, name_or
 from app.api.routes import LOCATION, Answer, Content, Reply, Routes
 from app.api.services import Services
 from app.engine.scheduler import job_of
@@ -32,6 +32,7 @@ from app.store.idempotency import Submission
 log = structlog.get_logger()
 
 routes = Routes("operators")
+MAX_PAGE = 1000
 NEXT_TICKS = 5
 # The next ticks of one take a tenth of a millisecond and more to find: others are let in between so many.
 AT_ONCE = 20
@@ -49,9 +50,19 @@ ExistingName = Annotated[str, name_or(lambda: NotFound("There is no such schedul
 NewName = Annotated[str, name_or(lambda: invalid("name", BAD_NAME))]
 
 
-@routes.get("/schedules", Scope.ADMIN_READ, "List schedules", "All schedules")
-async def list_schedules(server: Server, tenant: Tenant) -> Schedules:
-    return Schedules(await _documents(server, await schedules.list_schedules(server.database, tenant)))
+@routes.get("/schedules", Scope.ADMIN_READ, "List schedules", "A page of schedules", errors=(422,))
+async def list_schedules(
+    server: Server,
+    tenant: Tenant,
+    _known: Annotated[None, Depends(KnownFilters())],
+    search: Annotated[str, Query(max_length=128, description="Text that the name has.")] = "",
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    offset: Annotated[int, Query(ge=0, le=10_000_000)] = 0,
+) -> Schedules:
+    text = search.lower()
+    names = [name for name in await schedules.schedule_names(server.database, tenant) if text in name.lower()]
+    found = await schedules.schedules_named(server.database, tenant, names[offset : offset + limit])
+    return Schedules(await _documents(server, found), len(names))
 
 
 @routes.get("/schedules/{name}", Scope.ADMIN_READ, "Read a schedule", "The schedule", errors=(404,))

@@ -41,14 +41,15 @@ REFUSED = ("failed", "✕", "no job was made")
 @routes.get("/ui/schedules", Scope.ADMIN_READ, "Schedules", PAGE, documented=False)
 async def schedules_page(visit: Visit) -> Response:
     asked = asked_of(visit)
-    found = (await schedules.list_schedules(visit.services, visit.tenant)).schedules
-    matching = [each for each in found if asked.search.lower() in each.name.lower()]
+    found = await schedules.list_schedules(
+        visit.services, visit.tenant, None, asked.search, PAGE_SIZE, asked.offset
+    )
     return await visit.show(
         "schedules.html",
         asked=asked,
-        total=len(matching),
+        total=found.total,
         page_size=PAGE_SIZE,
-        schedules=matching[asked.offset : asked.offset + PAGE_SIZE],
+        schedules=found.schedules,
         in_words=in_words,
         clock=clock,
         outcomes=OUTCOMES,

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from app.errors import ForemanError, InvalidRequest
 from app.events.hub import Hub
 from app.executors.http_call import parse_call
+from app.jobs.ids import new_traceparent
 from app.jobs.signing import parse_secret
 from app.jobs.submission import NewJob, invalid
 from app.loops.batcher import Batcher, Tell
@@ -22,6 +24,9 @@ from app.store.managed import ManagedEnqueue
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
 from app.telemetry import REFUSED
+
+if TYPE_CHECKING:
+    from app.tracing.tracer import Tracer
 
 MAX_ROWS = 1000
 # While one batch waits for the disk, the next is on its way.
@@ -40,7 +45,9 @@ class Intake:
         book: QueueBook,
         checks: "SubmissionChecks",
         memory: KeyMemory | None = None,
+        tracer: "Tracer | None" = None,
     ) -> None:
+        self._tracer = tracer
         self._database = database
         self._hub = hub
         self._book = book
@@ -54,6 +61,7 @@ class Intake:
         self._managed = self._batcher("managed_submissions", self.managed.enqueue)
 
     async def submit(self, submission: Submission) -> Receipt:
+        self.begin_trace(submission)
         managed = await self.check(submission)
         return await (self._managed if managed else self._plain).put(submission)
 
@@ -69,8 +77,24 @@ class Intake:
                 or self._book.rules(job.queue) is not None
             ):
                 return False
+        self.begin_trace(submission)
         self._plain.add(submission, tell)
         return True
+
+    def begin_trace(self, submission: Submission) -> None:
+        """No job is without a trace: jobs whose caller sent none share a fresh one."""
+        if self._tracer is not None:
+            self._tracer.receive(submission)
+        elif submission.jobs[0].traceparent is None:
+            traceparent = new_traceparent()
+            for job in submission.jobs:
+                job.traceparent = traceparent
+
+    def announce(self, submissions: Sequence[Submission], changes: enqueue.Enqueued) -> None:
+        """They are committed: let it be known, and traced."""
+        self._hub.announce(changes)
+        if self._tracer is not None:
+            self._tracer.submitted(submissions, changes.answers)
 
     async def check(self, submission: Submission) -> bool:
         """Refuse what may not come in; otherwise whether it must come in by the managed way."""
@@ -109,7 +133,7 @@ class Intake:
         async def flush(submissions: Sequence[Submission]) -> list[Receipt | Exception]:
             await self.know_queues(submissions)
             changes = await write(submissions)
-            self._hub.announce(changes)
+            self.announce(submissions, changes)
             return changes.answers
 
         return Batcher(

@@ -1,7 +1,7 @@
 """All that makes queues more than lists, put together: settings, gates, the way in, the loops."""
 
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from app.config import Settings
 from app.engine.bulk_runner import BulkRunner
@@ -25,11 +25,21 @@ from app.store.key_memory import KeyMemory
 from app.store.queues import QueueBook
 from app.telemetry import LOOK_SECONDS, QUEUE_JOBS, QUEUE_OLDEST, Names
 
+if TYPE_CHECKING:
+    from app.tracing.tracer import Tracer
+
 
 class Queues:
     """One per process. Its parts start before anybody claims or submits, stop after the last settlement."""
 
-    def __init__(self, database: Database, hub: Hub, settings: Settings, checks: SubmissionChecks) -> None:
+    def __init__(
+        self,
+        database: Database,
+        hub: Hub,
+        settings: Settings,
+        checks: SubmissionChecks,
+        tracer: "Tracer | None" = None,
+    ) -> None:
         self._database = database
         self._hub = hub
         self.book = QueueBook(database)
@@ -38,7 +48,7 @@ class Queues:
         self.promoter = Promoter(database, hub, settings.poll_seconds)
         memory = KeyMemory()
         self.unblocker = Unblocker(database, hub, self.book, settings.sweep_seconds, memory)
-        self.intake = Intake(database, hub, self.book, checks, memory)
+        self.intake = Intake(database, hub, self.book, checks, memory, tracer)
         self.settings_refresher = SettingsRefresher(database, hub, self.book)
         self.reconciler = Reconciler(database, hub, self.book, settings.sweep_seconds, memory)
         self.usual_retention = usual_retention(settings.retention_days, settings.dead_letter_days)

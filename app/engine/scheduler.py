@@ -5,7 +5,6 @@ makes exactly one job over all replicas, whichever of them dies when. Ticks that
 made up for by one job.
 """
 
-import secrets
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -40,7 +39,6 @@ PUT_OFF = timedelta(minutes=1)
 class Scheduler(Loop):
     def __init__(self, database: Database, hub: Hub, intake: Intake, poll_seconds: float) -> None:
         self._database = database
-        self._hub = hub
         self._intake = intake
         self._poll_seconds = poll_seconds
         super().__init__("scheduler", self._run_once, interval=poll_seconds)
@@ -54,7 +52,7 @@ class Scheduler(Loop):
 
     async def _tick(self) -> bool:
         """Enqueue what one schedule is due for; False when none is."""
-        enqueued: list[Enqueued] = []
+        enqueued: list[tuple[Submission, Enqueued]] = []
         async with self._database.transaction() as connection:
             schedule = await schedules.take_due(connection)
             if schedule is None:
@@ -74,18 +72,23 @@ class Scheduler(Loop):
             await schedules.move_on(connection, schedule.name, following, outcomes)
         for ticked in outcomes:
             TICKS.labels(ticked.outcome).inc()
-        for each in enqueued:
-            self._hub.announce(each)
+        for submission, changes in enqueued:
+            self._intake.announce([submission], changes)
         return True
 
     async def _enqueue(
-        self, connection: Any, schedule: DueSchedule, tick: datetime, enqueued: list[Enqueued]
+        self,
+        connection: Any,
+        schedule: DueSchedule,
+        tick: datetime,
+        enqueued: list[tuple[Submission, Enqueued]],
     ) -> Ticked:
         """One job; what is wrong with it is remembered, and the schedule goes on."""
         try:
             size = len(schedule.job)
             job = await off_loop(size, job_of, schedule)
             submission = Submission([job], job.tenant)
+            self._intake.begin_trace(submission)
             await off_loop(size, self._intake.apply_rules, [job])
             # A savepoint: what goes wrong with one job does not take the schedule with it. A database that is
             # away or full is no fault of the job: then the tick stays due.
@@ -102,7 +105,7 @@ class Scheduler(Loop):
         except Exception as problem:
             log.exception("scheduler.tick_failed", schedule=schedule.name)
             return Ticked(tick, "error", error=type(problem).__name__)
-        enqueued.append(result)
+        enqueued.append((submission, result))
         answer = receipt.each()[0]
         return Ticked(tick, answer.outcome, answer.job_id)
 
@@ -116,5 +119,4 @@ def job_of(schedule: Schedule) -> NewJob:
         # Where it came from, for whoever looks for its jobs.
         job.metadata = orjson.dumps({"schedule": schedule.own_name, **metadata}).decode()
     job.request_id = job.id
-    job.traceparent = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
     return job

@@ -71,8 +71,16 @@ class Watch(Alarm):
 class Hub:
     """Hints between the parts of one process, and between processes; `log` is what the woken ones read."""
 
-    def __init__(self, database: Database, listen_url: str | None, poll_seconds: float) -> None:
+    def __init__(
+        self,
+        database: Database,
+        listen_url: str | None,
+        poll_seconds: float,
+        on_announced: Listener | None = None,
+    ) -> None:
         self.log = LogReader(database)
+        # Hears what happened in this process, and nothing of the others: who writes the traces.
+        self._on_announced = on_announced
         self._database = database
         self._listen_url = listen_url
         self._origin = secrets.token_hex(6)
@@ -127,6 +135,8 @@ class Hub:
             observe_all(child(*counted), seconds)
         for failure in changes.failed:
             self._log_failure(failure)
+        if self._on_announced is not None:
+            self._on_announced(changes)
 
     def _tell_others(self, changes: Changes[Any]) -> None:
         untold = self._untold

@@ -7,6 +7,7 @@ other status, and whatever the guard refuses, is final.
 
 import base64
 import random
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -29,8 +30,13 @@ TOO_MANY_REQUESTS = 429
 
 
 class HttpExecutor:
-    def __init__(self, client: GuardedClient) -> None:
+    """`trace` says which traceparent a call carries; the job's own where nobody says."""
+
+    def __init__(
+        self, client: GuardedClient, trace: Callable[[ClaimedJob], str | None] = lambda job: job.traceparent
+    ) -> None:
         self._client = client
+        self._trace = trace
 
     async def run(self, job: ClaimedJob, context: RunContext) -> Outcome:
         try:
@@ -43,7 +49,7 @@ class HttpExecutor:
             response = await self._client.request(
                 call.verb,
                 call.url,
-                headers=_headers(call, job, timeout),
+                headers=_headers(call, job, timeout, self._trace(job)),
                 content=call.content or b"",
                 deadline_seconds=timeout,
                 max_response_bytes=MAX_BODY_BYTES,
@@ -67,14 +73,14 @@ def _timeout(call: HttpCall, job: ClaimedJob, now: datetime) -> float:
     return max(MIN_TIMEOUT_SECONDS, min(call.timeout_seconds, (job.deadline - now).total_seconds()))
 
 
-def _headers(call: HttpCall, job: ClaimedJob, timeout: float) -> dict[str, str]:
+def _headers(call: HttpCall, job: ClaimedJob, timeout: float, traceparent: str | None) -> dict[str, str]:
     headers = dict(call.headers)
     if call.content_type is not None and not any(name.lower() == "content-type" for name in headers):
         headers["content-type"] = call.content_type
     headers["idempotency-key"] = job.id
     headers["x-foreman-timeout"] = f"{timeout:g}"
-    if job.traceparent is not None:
-        headers["traceparent"] = job.traceparent
+    if traceparent is not None:
+        headers["traceparent"] = traceparent
     return headers
 
 

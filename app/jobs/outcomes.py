@@ -1,5 +1,6 @@
 """What a run can come to: what executors return and workers over HTTP say. Each is one verb of the store."""
 
+import re
 from dataclasses import dataclass
 
 
@@ -10,6 +11,16 @@ class JobError:
     retryable: bool = False
     # The HTTP status of a target's refusal, for callers who wait on the line.
     status: int | None = None
+
+
+# A worker over HTTP may put anything there; only what looks like a code is one.
+_CODE = re.compile(r"[\w.:-]{1,100}", re.ASCII)
+
+
+def code_of(error: object) -> str | None:
+    """The code of an error as it is kept. Nobody but its job is told more: the message is foreign text."""
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, str) and _CODE.fullmatch(code) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ Whoever calls a verb announces what it returns, after the commit; it needs not k
 cross the processes as a hint (see notices.py), so a `Changes` that is heard may have come from another replica.
 """
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -14,13 +13,17 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 import orjson
 from prometheus_client import Counter as Metric
 
+from app.jobs.outcomes import code_of
 from app.jobs.states import RUNNING, TERMINAL, State, Verb
+from app.store.job import BriefJob, ClaimedJob, LeasedJob
 from app.telemetry import ENDED, JOB_RUN, OTHER, RETRIED, Counted
 
 # (queue, lane): where jobs are claimed.
 Place = tuple[str, str]
 # (queue, concurrency key)
 Key = tuple[str, str]
+# (job, seq): one event of its log.
+Seq = tuple[str, int]
 
 Answer = TypeVar("Answer")
 
@@ -28,8 +31,6 @@ Answer = TypeVar("Answer")
 BAD = frozenset({State.FAILED, State.EXPIRED, State.STALE})
 # After these the job runs again, and has one attempt less.
 AGAIN = frozenset({Verb.RETRY, Verb.RESCUE})
-# A worker over HTTP may put anything there; only what looks like a code is one.
-CODE = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 
 
 class Failure(NamedTuple):
@@ -45,13 +46,11 @@ class Failure(NamedTuple):
 
     @property
     def code(self) -> str | None:
-        return code_of(self.error)
+        return _code(self.error)
 
 
-def code_of(error: str | None) -> str | None:
-    """Of an error only the code: the message is the target's or the worker's text."""
-    code = str(orjson.loads(error).get("code", "")) if error else ""
-    return code if CODE.fullmatch(code) else None
+def _code(error: str | None) -> str | None:
+    return code_of(orjson.loads(error)) if error else None
 
 
 class Durations(defaultdict[Counted, list[float]]):
@@ -98,6 +97,9 @@ class Changes(Generic[Answer]):
     failed: list[Failure] = field(default_factory=list)
     counts: Counter[Counted] = field(default_factory=Counter)
     durations: Durations = field(default_factory=Durations)
+    # What a trace is made of (see app/tracing): jobs that were claimed, and by which events waits and runs ended.
+    claimed: tuple[ClaimedJob | LeasedJob | BriefJob, ...] = field(default=(), compare=False)
+    left: list[Seq] = field(default_factory=list, compare=False)
 
     def moved(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Rows of `told` (see effects.py) entered their states. This is on the way of every job."""
@@ -108,6 +110,7 @@ class Changes(Generic[Answer]):
             self.jobs.add(job_id)
             if state in RUNNING:
                 continue
+            self.left.append((job_id, job["seq"]))
             stops[queue, job["kind"], state, job["verb"]].append(job["ran"])
             # Nearly always there is neither.
             if key is not None:
@@ -134,7 +137,7 @@ class Changes(Generic[Answer]):
         else:
             self.delayed = True
         if job["verb"] in AGAIN:
-            self.count(RETRIED, job["queue"], job["kind"], code_of(job["error"]) or OTHER)
+            self.count(RETRIED, job["queue"], job["kind"], _code(job["error"]) or OTHER)
 
     def count(self, metric: Metric, *labels: str, by: int = 1) -> None:
         self.counts[metric, labels] += by

@@ -403,6 +403,7 @@ def _changes(queue: str, claimed: list[Claimed], seconds: float) -> Changes[Clai
         jobs={job.id for job in claimed},
         webhooks=[(job.id, job.webhook_url) for job in claimed if job.webhook_url],
         counts=Counter({(CLAIMED, ()): len(claimed)}),
+        claimed=tuple(claimed),
     )
     changes.durations[CLAIM_SECONDS, (queue,)].append(seconds)
     # Mostly of one kind.

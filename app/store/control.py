@@ -67,8 +67,8 @@ WITH held AS MATERIALIZED (
     )
     + tally("cancelled")
     + """
-SELECT j.id, j.kind, coalesce(c.state, j.state) AS state, j.queue, j.lane, c.id IS NOT NULL AS changed,
-       j.concurrency_key AS key, j.has_dependents, false AS ready, NULL::float8 AS ran,
+SELECT j.id, coalesce(c.seq, j.seq) AS seq, j.kind, coalesce(c.state, j.state) AS state, j.queue, j.lane,
+       c.id IS NOT NULL AS changed, j.concurrency_key AS key, j.has_dependents, false AS ready, NULL::float8 AS ran,
        'cancel' AS verb,
        (c.id IS NOT NULL AND c.state <> 'cancelled')
            OR (j.cancel_requested_at IS NOT NULL AND j.state IN ('loading', 'working')) AS cancel_requested

@@ -14,7 +14,7 @@ from app.store.rows import looked_up
 RANK_IS_KEPT = "priority = j.priority"
 
 _MOVED = """id, kind, state, queue, lane, concurrency_key AS key, has_dependents, ready_at IS NOT NULL AS ready, attempt,
-    request_id"""
+    request_id, seq"""
 
 
 def ran(rows: str) -> str:

@@ -21,6 +21,9 @@ class Submission(msgspec.Struct, gc=False):
     fingerprint: bytes | None = None
     # Came as a list: what is wrong with one of the jobs is said with its index.
     batch: bool = False
+    # Where traces are exported: when it was read, in nanoseconds, and whether its trace begins with it.
+    received_at: int = 0
+    begins_trace: bool = False
 
 
 class Answer(NamedTuple):

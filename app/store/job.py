@@ -99,6 +99,8 @@ class BriefJob(msgspec.Struct, gc=False):
     tracestate: str | None
     payload: str
     ready_at: datetime
+    # Since when it is claimed.
+    entered_at: datetime
     worker: str
     lease_token: str
     lease_seconds: float
@@ -113,6 +115,8 @@ class ClaimedJob(JobCore, gc=False):
 
     payload: str
     ready_at: datetime
+    # Since when it is claimed.
+    entered_at: datetime
     lease_token: str
     lease_seconds: float
     max_duration_seconds: float | None

@@ -136,7 +136,8 @@ class ManagedEnqueue:
         for n in fresh:
             receipts[n] = self._decide(submissions[n], plan, related, enqueued)
         for skipped in await _write(connection, plan, related):
-            enqueued.count(ENDED, skipped["queue"], skipped["kind"], State.SKIPPED.value, by=skipped["jobs"])
+            enqueued.left.append((skipped["id"], skipped["seq"]))
+            enqueued.count(ENDED, skipped["queue"], skipped["kind"], State.SKIPPED.value)
         await idempotency.settle(connection, receipts)
         enqueued.work = {(job.queue, job.lane) for job, gate in plan.rows if gate is None}
         # To be looked at once more after the commit: a place may have become free meanwhile.
@@ -233,7 +234,7 @@ class ManagedEnqueue:
 
 
 async def _write(connection: Runner, plan: _Plan, related: dict[str, asyncpg.Record]) -> list[asyncpg.Record]:
-    """What was skipped, by queue and kind."""
+    """Those that made way."""
     if not plan.rows:
         return []
     rows = Rows()
@@ -323,7 +324,7 @@ WITH skipped AS (
     + end("skipped")
     + moved("skipped", verb="'skip'", data="json_build_object('replaced_by', by)::text")
     + tally("skipped")
-    + "SELECT queue, kind, count(*) AS jobs FROM skipped GROUP BY 1, 2"
+    + "SELECT id, seq, queue, kind FROM skipped"
 )
 
 # Like parents (see enqueue), in the same order, the jobs that new ones wait for: none of them ends between this look

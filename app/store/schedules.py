@@ -77,6 +77,25 @@ async def list_schedules(database: Database, tenant: str, name: str | None = Non
     return as_rows(Schedule, await database.of(tenant).fetch(LIST, tenant, kept))
 
 
+NAMES = "SELECT name FROM schedules WHERE tenant = $1 ORDER BY name"
+
+
+async def schedule_names(database: Database, tenant: str) -> list[str]:
+    """Of all of them, as their tenant knows them, in the order in which they are listed."""
+    rows = await database.of(tenant).fetch(NAMES, tenant)
+    return [unscoped(tenant, row["name"]) for row in rows]
+
+
+NAMED = f"""
+SELECT {columns(Schedule)} FROM schedules WHERE tenant = $1 AND name = ANY ($2::text[]) ORDER BY name
+"""
+
+
+async def schedules_named(database: Database, tenant: str, names: Sequence[str]) -> list[Schedule]:
+    kept = [scoped(tenant, name) for name in names]
+    return as_rows(Schedule, await database.of(tenant).fetch(NAMED, tenant, kept))
+
+
 class Ticked(msgspec.Struct, frozen=True, gc=False):
     """What came of a tick."""
 

@@ -114,7 +114,7 @@ _TELLS = "(NOT logged_itself OR webhook_url IS NOT NULL)"
 # One that was working already, and was started once more, has not changed.
 STARTED_ALREADY = f"""
 UNION ALL
-SELECT id, NULL, was{", NULL" * 11} FROM held WHERE verb = 'start' AND was = 'working'
+SELECT id, NULL, was{", NULL" * 12} FROM held WHERE verb = 'start' AND was = 'working'
 """
 
 # How long the run took, from its claim on. A job that was never `loading` was claimed and started at once; otherwise the

@@ -11,7 +11,7 @@ import random
 import re
 import time
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -44,6 +44,9 @@ from app.telemetry import (
 from app.webhooks.circuit import OVERDUE_AT_ONCE, OVERDUE_SECONDS, Receiver
 from app.webhooks.send import MAX_RESULT_BYTES, Sender, Verdict
 
+if TYPE_CHECKING:
+    from app.tracing.tracer import Tracer
+
 log = structlog.get_logger()
 
 # Short, so that a dead process's deliveries are soon another's; renewed while a receiver takes its time.
@@ -74,11 +77,13 @@ class Deliverer:
         sender: Sender,
         settings: Settings,
         tally: DailyTally | None = None,
+        tracer: "Tracer | None" = None,
     ) -> None:
         self._database = database
         self._sender = sender
         # By receiver; somebody else writes it down.
         self._tally = tally or DailyTally()
+        self._tracer = tracer
         self._host_concurrency = settings.webhook_host_concurrency
         self._poll_seconds = settings.poll_seconds
         self._grace_seconds = min(GRACE_SECONDS, settings.shutdown_grace_seconds)
@@ -301,7 +306,7 @@ class Deliverer:
 
     async def _try(self, receiver: Receiver, delivery: DueDelivery) -> Try:
         key = (delivery.job_id, delivery.seq)
-        began = time.monotonic()
+        began, since = time.monotonic(), time.time_ns()
         self._held[key] = (delivery.tries, began)
         WEBHOOKS_IN_FLIGHT.inc()
         try:
@@ -315,6 +320,8 @@ class Deliverer:
             WEBHOOKS_IN_FLIGHT.dec()
         now = time.monotonic()
         self._judge(receiver, verdict, now)
+        if self._tracer is not None:
+            self._tracer.delivered(delivery, verdict.outcome, verdict.status, since)
         if verdict.outcome == "delivered":
             WEBHOOK_SECONDS.observe(delivery.age + now - began)
         return as_try(delivery, verdict, random.random())

@@ -21,6 +21,7 @@ from foreman_client.handle import AsyncJobHandle
 from foreman_client.job import Job, JobPage
 from foreman_client.retrying import policy
 from foreman_client.submission import JobOptions, hand_down, job_body, wire_value
+from foreman_client.tracing import trace_headers
 from foreman_client.transport import Transport
 from foreman_client.wire import EVENT_STREAM_TYPE, JSON_TYPE, Reply, Request, encode, error_from, plain
 
@@ -118,7 +119,7 @@ class AsyncForeman:
     async def _enqueue(
         self, path: str, body: Mapping[str, Any], key: str | None, parent: RunningJob | None
     ) -> Reply:
-        headers = {"Idempotency-Key": key or uuid.uuid4().hex, **(parent.trace_headers() if parent else {})}
+        headers = {"Idempotency-Key": key or uuid.uuid4().hex, **trace_headers(parent)}
         return await self.request("POST", path, body=body, headers=headers, repeatable=True)
 
     def job(self, job_id: str) -> AsyncJobHandle:

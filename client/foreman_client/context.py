@@ -23,14 +23,20 @@ class RunningJob:
 
     def trace_headers(self) -> dict[str, str]:
         """The same trace, a span of its own for each call (W3C Trace Context)."""
-        parts = (self.traceparent or "").split("-")
-        if len(parts) != TRACEPARENT_PARTS:
+        parts = traceparent_parts(self.traceparent)
+        if parts is None:
             return {}
         version, trace_id, _, flags = parts
         headers = {"traceparent": f"{version}-{trace_id}-{secrets.token_hex(8)}-{flags}"}
         if self.tracestate:
             headers["tracestate"] = self.tracestate
         return headers
+
+
+def traceparent_parts(traceparent: str | None) -> list[str] | None:
+    """Version, trace, span and flags; later versions may have more. None for what has less."""
+    parts = (traceparent or "").split("-")[:TRACEPARENT_PARTS]
+    return parts if len(parts) == TRACEPARENT_PARTS else None
 
 
 # What tells of it: most handlers submit nothing, and then nobody asks.

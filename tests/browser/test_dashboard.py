@@ -139,7 +139,7 @@ def test_a_queue_is_paused_and_resumed_and_says_so_elsewhere_by_itself(
     # Nobody has touched the other page.
     expect(onlooker.locator("main")).to_contain_text(re.compile("paused", re.IGNORECASE))
     # What was done can be taken back where it is said.
-    page.get_by_role("button", name="Undo").click()
+    page.locator(".notice form button").click()
     wait_until(lambda: not httpx.get(f"{opened.url}/queues/{name}").json()["paused"], 60)
 
 

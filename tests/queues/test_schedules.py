@@ -325,3 +325,17 @@ def test_a_schedule_is_run_once_by_hand_and_its_ticks_stay(call: Caller, queue: 
     assert call.http.post(f"/schedules/{queue}-none/run").status_code == 404
     assert call.http.post("/schedules/no name/run").status_code == 404
     assert call.http.delete(f"/schedules/{queue}").status_code == 204
+
+
+def test_schedules_are_searched_and_listed_page_by_page(call: Caller, queue: str) -> None:
+    for name in "abc":
+        made = call.http.put(f"/schedules/{queue}.{name}", json={"cron": "0 0 1 1 *", "job": JOB})
+        assert made.status_code == 201
+    found = call.http.get("/schedules", params={"search": queue.upper(), "limit": 2}).json()
+    assert ([each["name"][-1] for each in found["schedules"]], found["total"]) == (["a", "b"], 3)
+    found = call.http.get("/schedules", params={"search": queue, "limit": 2, "offset": 2}).json()
+    assert [each["name"][-1] for each in found["schedules"]] == ["c"]
+    for query in ("limit=0", "offset=-1", "serach=x", "search=%00"):
+        assert call.http.get(f"/schedules?{query}").status_code == 422
+    for name in "abc":
+        assert call.http.delete(f"/schedules/{queue}.{name}").status_code == 204

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import fields, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -876,8 +876,11 @@ def test_what_is_added_up_is_everything() -> None:
         failed=[Failure("f", "noop", "default", "failed", 1, None, None)],
         counts=counted((ENQUEUED,)),
         durations=run("complete"),
+        claimed=cast("Any", ("a job",)),
+        left=[("j", 4)],
     )
     assert all(getattr(other, each.name) for each in fields(Changes) if each.name != "answers")
     one: Changes[Any] = Changes(["mine"])
     one.add(other)
     assert one == replace(other, answers=["mine"])
+    assert (one.claimed, one.left) == (other.claimed, other.left)

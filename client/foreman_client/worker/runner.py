@@ -9,6 +9,7 @@ from typing import Any
 
 from foreman_client.blocking import Foreman
 from foreman_client.context import running
+from foreman_client.tracing import work_span
 from foreman_client.worker.active import LEASE_LOST, MAX_DURATION, SHUTDOWN, ActiveJob
 from foreman_client.worker.blocking_job import BlockingActiveJob
 from foreman_client.worker.outcomes import Defer, Fail, Retry
@@ -35,16 +36,19 @@ class Runner:
         if task.max_duration is not None:
             timer = asyncio.get_running_loop().call_later(task.max_duration, job.stop, MAX_DURATION)
         try:
-            try:
-                arguments = task.arguments(job.payload, job)
-                if task.blocking:
-                    thread = self._in_thread(task, job, arguments)
-                    result = await asyncio.shield(thread)
-                else:
-                    result = await task.handler(*arguments)
-                settlement = self._returned(task, job, result)
-            except (Exception, SystemExit, asyncio.CancelledError) as error:
-                settlement = self._raised(task, job, error)
+            with work_span(job) as span:
+                try:
+                    arguments = task.arguments(job.payload, job)
+                    if task.blocking:
+                        thread = self._in_thread(task, job, arguments)
+                        result = await asyncio.shield(thread)
+                    else:
+                        result = await task.handler(*arguments)
+                    settlement = self._returned(task, job, result)
+                except (Exception, SystemExit, asyncio.CancelledError) as error:
+                    settlement = self._raised(task, job, error)
+                if span is not None:
+                    span.ended(*_ending(settlement))
         finally:
             if timer is not None:
                 timer.cancel()
@@ -108,6 +112,13 @@ class Runner:
             return _failure(job, "max_duration_exceeded", message, retryable=True)
         # A release of a job that was asked to stop confirms the cancel.
         return Settlement(job, "release", {})
+
+
+def _ending(settlement: Settlement | None) -> tuple[str, str | None]:
+    """What is said of it in a trace: the verb, and the code of an error."""
+    if settlement is None:
+        return LEASE_LOST, LEASE_LOST
+    return settlement.verb, (settlement.fields or {}).get("error", {}).get("code")
 
 
 def _failure(
