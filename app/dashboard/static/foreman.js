@@ -106,9 +106,9 @@ function tickTimes() {
 
 // -- copying, closing, dialogs ---------------------------------------------------------------------------
 
-// As a spreadsheet takes it: numbers without their blanks.
+// As a spreadsheet takes it: numbers without their blanks, and no name taken for a formula.
 function tableText(table) {
-  const text = (cell) => ($("data", cell) || {}).value ?? cell.textContent.trim();
+  const text = (cell) => ($("data", cell) || {}).value ?? cell.textContent.trim().replace(/^[=+@-]/, "'$&");
   return [...table.rows].map((row) => [...row.cells].map(text).join("\t")).join("\n");
 }
 
