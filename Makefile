@@ -20,7 +20,7 @@ COMPILE_LOCK := $(VENV_PYTHON) -m uv pip compile pyproject.toml --universal --py
 # Targets share one environment: two installs into it at once would spoil it.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup run test lint audit format build chaos openapi bench bench-growth bench-report bench-smoke lock clean
+.PHONY: help setup run test screenshots lint audit format build chaos openapi bench bench-growth bench-report bench-smoke lock clean
 
 help: ## List the targets
 	@echo "Usage: make <target> [ARGS=\"…\"]"
@@ -37,6 +37,9 @@ run: .venv/.ready ## Serve on this machine, with a PostgreSQL of its own in ./.f
 
 test: .venv/.ready-dev ## Run the tests (ARGS="-k word", TEST_PROCESSES=3)
 	@$(VENV_PYTHON) -m pytest -n $(TEST_PROCESSES) --dist worksteal $(ARGS)
+
+screenshots: .venv/.ready-dev ## Take the pictures of docs/dashboard.md anew (needs Chromium)
+	@$(VENV_PYTHON) -m tests.browser.screenshots
 
 chaos: .venv/.ready-dev ## Break it on purpose, and print the score (20 minutes; ARGS="--seed 7", --help)
 	@$(VENV_PYTHON) -m tests.chaos $(ARGS)

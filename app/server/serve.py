@@ -91,7 +91,8 @@ def greeting(settings: Settings, listener: socket.socket, *, embedded: bool) -> 
     callers = "callers need an API key" if settings.auth == "on" else "no authentication, this machine only"
     submit = '{"model": "echo", "messages": [{"role": "user", "content": "Hello, Foreman!"}]}'
     return (
-        f"\nForeman listens on {url} ({where}; {callers}){reach}\n\n"
+        f"\nForeman listens on {url} ({where}; {callers}){reach}\n"
+        f"Open {url}/ui in a browser to see all of it.\n\n"
         f"Submit a job, then read the newest one{unproven}:\n\n"
         f"  {curl} {url}/jobs -d '{submit}'\n"
         f"  {curl} \"{url}/jobs/$({curl} '{url}/jobs?limit=1' | cut -d'\"' -f6)?wait=10\"\n"

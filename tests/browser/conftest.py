@@ -31,9 +31,13 @@ FLAGS = [
 ]
 
 
+def found_browser() -> str | None:
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
 @contextmanager
 def launched() -> Iterator[Browser]:
-    found = next(filter(None, map(shutil.which, NAMES)), None)
+    found = found_browser()
     if found is None:
         said = "there is no Chromium for the browser tests: .ci/browser installs one"
         pytest.fail(said) if os.environ.get("CI") else pytest.skip(said)
