@@ -20,7 +20,7 @@ COMPILE_LOCK := $(VENV_PYTHON) -m uv pip compile pyproject.toml --universal --py
 # Targets share one environment: two installs into it at once would spoil it.
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup run test screenshots lint audit format build chaos openapi bench bench-growth bench-report bench-smoke lock clean
+.PHONY: help setup run test screenshots lint audit format build chaos openapi bench bench-growth bench-dashboard bench-report bench-smoke lock clean
 
 help: ## List the targets
 	@echo "Usage: make <target> [ARGS=\"…\"]"
@@ -71,6 +71,9 @@ bench: .venv/.ready ## Measure against a bare server and other queues, as ratios
 
 bench-growth: .venv/.ready ## Is it as fast with 10 million finished jobs? (ARGS="--quick")
 	@$(VENV_PYTHON) -m benchmarks.growth $(ARGS)
+
+bench-dashboard: .venv/.ready ## What does the dashboard cost over a million jobs, and fifty of them? (ARGS="--quick")
+	@$(VENV_PYTHON) -m benchmarks.dashboard $(ARGS)
 
 bench-report: .venv/.ready ## Write the last results of both into docs/benchmarks.md, with plots
 	@$(VENV_PYTHON) -m benchmarks.document $(ARGS)

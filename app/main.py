@@ -35,6 +35,7 @@ from app.api.problems import handle_foreman_error, handle_http_exception, handle
 from app.api.worker_schemas import ReportedUsage
 from app.config import Settings, listed
 from app.dashboard import pages
+from app.dashboard.page import TEMPLATES
 from app.dashboard.refusals import DashboardPages
 from app.dialects import DIALECTS
 from app.errors import ForemanError
@@ -73,6 +74,9 @@ UNNAMED = (JobError, ReportedUsage, WebhookMessage)
 def create_app(settings: Settings) -> Edge:
     """Put together, not started: `foreman serve` does that once the database is there."""
     foreman = Foreman(settings)
+    if settings.role != "worker":
+        # The first visitor does not wait for it to be made ready.
+        TEMPLATES.get_template("overview.html")
     app = FastAPI(
         title="Foreman",
         version=__version__,

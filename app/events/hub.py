@@ -154,7 +154,7 @@ class Hub:
         for listener in self._listeners:
             listener(changes)
         self._wake(changes.jobs)
-        if changes.jobs or changes.work:
+        if changes.jobs or changes.work or changes.settings:
             self._changed_somewhere()
 
     def _log_failure(self, failure: Failure) -> None:

@@ -9,7 +9,6 @@ import math
 import random
 import socket
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,7 +149,8 @@ def tell(api: httpx.Client, studio: FakeOllama) -> dict[str, str]:
     api.post("/queues/nightly/pause").raise_for_status()
     wait_until(lambda: api.get(f"/jobs/{asleep}").json()["reason"] == "target_asleep", 60)
     wait_until(lambda: api.get(f"/jobs/{working}").json()["state"] == "working", 60)
-    time.sleep(12)
+    said = f"/jobs/{working}/events?types=output"
+    wait_until(lambda: len(api.get(said).json()["events"]) > 40, 60)
     return {"working": working, "asleep": asleep, "failed": failed[0]}
 
 

@@ -49,7 +49,8 @@ def test_a_line_tells_what_a_job_is_and_how_it_fares(visitor: Visitor) -> None:
     text = text_of(page)
     assert "queued no worker" in text
     assert "0/3" in text
-    assert "customer acme" in text
+    # Whose key submitted it, and what it says of itself.
+    assert "test customer acme" in text
     assert 'title="customer=acme\nteam=x"' in page
     assert 'title="No answer.">timeout</a>' in page
     assert f"/ui/jobs/{failed}" in links(page)
