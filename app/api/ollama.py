@@ -33,9 +33,9 @@ def inventories(services: Services) -> list[Inventory]:
     return [ECHO_INVENTORY] if services.targets.is_empty else services.targets.inventories
 
 
-asks(routes, DIALECT, "/api/chat", "chat", "Chat, as Ollama does")
-asks(routes, DIALECT, "/api/generate", "generate", "Generate, as Ollama does")
-asks(routes, DIALECT, "/api/embed", "embed", "Embed, as Ollama does")
+asks(routes, DIALECT, DIALECT.paths["chat"], "chat", "Chat, as Ollama does")
+asks(routes, DIALECT, DIALECT.paths["generate"], "generate", "Generate, as Ollama does")
+asks(routes, DIALECT, DIALECT.paths["embed"], "embed", "Embed, as Ollama does")
 asks(routes, DIALECT, "/api/embeddings", "embed", "Embed one prompt, as Ollama used to")
 
 

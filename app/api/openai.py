@@ -19,9 +19,9 @@ DIALECT = DIALECTS["openai"]
 routes = Routes(DIALECT.name, OPENAI_ERRORS)
 
 
-asks(routes, DIALECT, "/v1/chat/completions", "chat", "Chat, as OpenAI does")
-asks(routes, DIALECT, "/v1/completions", "generate", "Complete, as OpenAI does")
-asks(routes, DIALECT, "/v1/embeddings", "embed", "Embed, as OpenAI does")
+asks(routes, DIALECT, DIALECT.paths["chat"], "chat", "Chat, as OpenAI does")
+asks(routes, DIALECT, DIALECT.paths["generate"], "generate", "Complete, as OpenAI does")
+asks(routes, DIALECT, DIALECT.paths["embed"], "embed", "Embed, as OpenAI does")
 
 
 @routes.get("/v1/models", Scope.JOBS_READ, "The models of all targets", "The models, as OpenAI lists them")

@@ -110,7 +110,7 @@ async def wake_target(server: Server, name: NameInPath) -> Document:
     if target.config.wake is None:
         raise Conflict("This target has no wake action: give it a MAC address or a URL to call.")
     try:
-        await server.targets.wake(name)
+        await server.targets.wake_now(name)
     except WakeError as problem:
         raise Conflict(f"It could not be woken: {problem}.") from problem
     return _document(target, await _load(server))

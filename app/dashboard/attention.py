@@ -110,7 +110,7 @@ async def unclaimed(services: Services, counts: dict[str, QueueCount], tenant: s
     )
     heads = await heads_of(services.database, waiting[:MAX_QUEUES])
     own = [head.id for head in heads if worker_tenant(head.lane) in (tenant, None)]
-    jobs = await read.summaries(services.database, own[:MAX_COUNTED], tenant)
+    jobs = await read.get_summaries(services.database, own[:MAX_COUNTED], tenant)
     missing = await services.claimers.missing(jobs)
     found = [Unclaimed(job.kind, job.queue, missing[job.id]) for job in jobs if job.id in missing]
     return sorted(found, key=lambda each: (each.kind, each.queue))

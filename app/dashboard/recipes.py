@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from app.dialects import DEFAULT_DIALECT, dialect_named
 from app.dialects.shapes import as_dict
 from app.jobs.lanes import LLM_KINDS
 from app.store.job import Job, JobSummary
@@ -35,15 +36,16 @@ def _is_whole(job: ViewedJob) -> bool:
     return job.payload_bytes <= MAX_PAYLOAD
 
 
-# Where a job of OpenAI's dialect came in; what else there is to say of it goes into headers.
-_OPENAI = {"chat": "/v1/chat/completions", "generate": "/v1/completions", "embed": "/v1/embeddings"}
+def _is_foreign(job: Job | ViewedJob) -> bool:
+    """Whether it can only have come in by the surface of its dialect, where all else goes into headers."""
+    return job.dialect != DEFAULT_DIALECT.name
 
 
 def as_curl(job: ViewedJob, address: str, *, with_key: bool) -> str:
     path = "/jobs"
     headers = ['"Authorization: Bearer $FOREMAN_API_KEY"'] if with_key else []
-    if job.dialect == "openai":
-        path = _OPENAI.get(job.kind, path)
+    if _is_foreign(job):
+        path = dialect_named(job.dialect).paths.get(job.kind, path)
         headers.append(f"X-Foreman-Queue:{job.queue}" if job.queue != "default" else "")
     lines = [f"curl -sS {shlex.quote(address + path)}", *(f"-H {each}" for each in headers if each)]
     lines.append(f"-d {shlex.quote(body(job))}" if _is_whole(job) else f"--data-binary @{BODY_FILE}")
@@ -52,7 +54,7 @@ def as_curl(job: ViewedJob, address: str, *, with_key: bool) -> str:
 
 def body(job: Job | ViewedJob) -> str:
     """What its surface takes, with the payload as it was written."""
-    if job.dialect == "openai":
+    if _is_foreign(job):
         return job.payload
     options = _options(job)
     if job.kind not in LLM_KINDS:
@@ -70,8 +72,8 @@ def _joined(one: str, other: str) -> str:
 
 
 def as_python(job: ViewedJob, address: str, *, with_key: bool) -> str | None:
-    """None for a job that came in as OpenAI's clients send it: they are the way to send it again."""
-    if job.dialect == "openai":
+    """None for a job that came in as clients of another dialect send it: these send it again."""
+    if _is_foreign(job):
         return None
     options = "".join(f", {name}={value!r}" for name, value in _options(job).items())
     imports, payload = "", "payload"

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from app.api.routes import Access, Reply, Routes
 from app.dashboard.page import TEMPLATES, Visit
+from app.dialects import DIALECTS
 
 routes = Routes("dashboard")
 
@@ -25,8 +26,7 @@ GROUPS = {
     "queues": "Settings, counts, limits, keys; pause and resume.",
     "workers": "Claim work over HTTP, with a lease, and settle it.",
     "operators": "Dead letters, bulk operations, schedules, targets, keys, usage, health, metrics.",
-    "ollama": "The calls of an Ollama client, answered by whatever target has the model.",
-    "openai": "The calls of an OpenAI client.",
+    **dict.fromkeys(DIALECTS, "What its own clients call, answered by whatever target has the model."),
 }
 
 

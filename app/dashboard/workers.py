@@ -41,7 +41,7 @@ async def workers_page(
     found = sorted((await workers.workers(visit.services, visit.tenant)).workers, key=_order)
     shown = found if all is not None else found[:MOST_SHOWN]
     ids = [job_id for each in shown for job_id in each.job_ids]
-    jobs = {each.id: each for each in await read.summaries(visit.services.database, ids, visit.tenant)}
+    jobs = {each.id: each for each in await read.get_summaries(visit.services.database, ids, visit.tenant)}
     waiting = await unclaimed(visit.services, await visit.services.queues.census.take(), visit.tenant)
     return await visit.show(
         "workers.html",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 from app.dialects.neutral import Delta, End, Message, Part, Request, ToolCall, data_of, data_uri
 from app.dialects.protocol import AnswerReader, AnswerWriter, Body, Dialect, Fold, Loading, Question, Told
@@ -195,6 +195,7 @@ class OllamaBody(Body, frozen=True, gc=False):
 class Ollama(Dialect):
     name = "ollama"
     path_prefix = "/api/"
+    paths: ClassVar = {"chat": "/api/chat", "generate": "/api/generate", "embed": "/api/embed"}
     sse = False
     streams_unasked = True
     body_shape = OllamaBody

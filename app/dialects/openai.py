@@ -3,7 +3,7 @@
 import base64
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from app.dialects.framing import SSE_DONE
 from app.dialects.neutral import Message, Part, Request
@@ -81,6 +81,11 @@ _DEFAULT_OPTIONS = {"temperature": 1.0, "top_p": 1.0}
 class OpenAI(Dialect):
     name = "openai"
     path_prefix = "/v1/"
+    paths: ClassVar = {
+        "chat": "/v1/chat/completions",
+        "generate": "/v1/completions",
+        "embed": "/v1/embeddings",
+    }
     sse = True
     streams_unasked = False
     end_of_stream = SSE_DONE

@@ -175,6 +175,8 @@ class Dialect(ABC):
     name: ClassVar[str]
     # What the paths of its surface begin with.
     path_prefix: ClassVar[str]
+    # Where its clients call each kind of job.
+    paths: ClassVar[Mapping[str, str]]
     # Streams are server-sent events, or else lines of JSON.
     sse: ClassVar[bool]
     # Whether an answer is streamed to a caller who does not say.

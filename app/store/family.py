@@ -74,12 +74,13 @@ async def children(database: Database, job_id: str, tenant: str, limit: int) -> 
     )
 
 
-DEPENDENTS = f"SELECT job_id FROM dependencies WHERE depends_on = $1 ORDER BY job_id LIMIT {MAX_COUNTED}"
+# Not in the order of their ids: for that the primary key would be walked.
+DEPENDENTS = f"SELECT job_id FROM dependencies WHERE depends_on = $1 ORDER BY depends_on LIMIT {MAX_COUNTED}"
 
 
 async def dependents(database: Database, job_id: str) -> list[str]:
     """Who still waits for it; up to MAX_COUNTED."""
-    return [row["job_id"] for row in await database.fetch(DEPENDENTS, job_id)]
+    return sorted(row["job_id"] for row in await database.fetch(DEPENDENTS, job_id))
 
 
 # It is the first event's, which lies in the job's own row or, if that takes none, in the log.

@@ -30,7 +30,8 @@ class Kept(Generic[Found]):
         # When the last look that succeeded began; and the last one at all, with how long it took.
         self._looked_at = -math.inf
         self._tried_at = -math.inf
-        self._took = 0.0
+        # What a look costs: the less of the last two, because a stalled machine makes one slow that is not.
+        self._took = self._took_before = 0.0
         self._good_until = 0.0
         # The look that goes on for whoever did not wait for it.
         self._renewal: asyncio.Task[Found] | None = None
@@ -42,7 +43,8 @@ class Kept(Generic[Found]):
                 try:
                     self._found = await self._look()
                 finally:
-                    self._took = time.monotonic() - self._tried_at
+                    took = time.monotonic() - self._tried_at
+                    self._took, self._took_before = min(took, self._took_before), took
                 self._looked_at = self._tried_at
                 kept = min(KEEP_SHARE * self._took, LONGEST_KEPT_SECONDS) if self._took > CHEAP_SECONDS else 0
                 self._good_until = time.monotonic() + kept

@@ -37,17 +37,6 @@ async def get_job(database: Database, job_id: str, tenant: str) -> Job | None:
     return as_row(Job, await database.of(tenant).fetchrow(GET, job_id, tenant))
 
 
-SUMMARIES = (
-    f"SELECT {columns(JobSummary)} FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2 ORDER BY id DESC"
-)
-
-
-async def get_summaries(database: Database, job_ids: Sequence[str], tenant: str) -> list[JobSummary]:
-    """Those of the jobs that there are, newest first."""
-    rows = await database.of(tenant).fetch(SUMMARIES, list(job_ids), tenant)
-    return [JobSummary(*row) for row in rows]
-
-
 # Counted no further than an answer needs: "10,000 or more" is all that anybody wants to know.
 POSITION_LIMIT = 10_000
 # Those of a better rank, and those of the same that came before, each along its own part of the index: in one condition
@@ -71,14 +60,13 @@ async def queue_position(database: Database, job: JobSummary) -> int | None:
     return int(ahead) + 1
 
 
-SUMMARIES = f"""
-SELECT {columns(JobSummary, "j")} FROM unnest($1::text[]) AS wanted (id)
-CROSS JOIN LATERAL (SELECT * FROM jobs WHERE id = wanted.id AND tenant = $2 LIMIT 1) AS j
-"""
+SUMMARIES = (
+    f"SELECT {columns(JobSummary)} FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2 ORDER BY id DESC"
+)
 
 
-async def summaries(database: Database, job_ids: Sequence[str], tenant: str) -> list[JobSummary]:
-    """Those of the jobs that are the tenant's."""
+async def get_summaries(database: Database, job_ids: Sequence[str], tenant: str) -> list[JobSummary]:
+    """Those of the jobs that are the tenant's, newest first."""
     return as_rows(JobSummary, await database.of(tenant).fetch(SUMMARIES, list(job_ids), tenant))
 
 

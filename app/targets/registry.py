@@ -179,7 +179,7 @@ class Registry:
         if prober is not None:
             await prober.ask_now()
 
-    async def wake(self, name: str) -> None:
+    async def wake_now(self, name: str) -> None:
         """Try to wake this one now. Raises WakeError where it could not even be tried."""
         target, prober = self._targets.get(name), self._probers.get(name)
         if target is None or prober is None or target.config.wake is None:

@@ -140,6 +140,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "POST /jobs": [A_JOB, ANOTHER_JOB, A_CHAT],
     "POST /jobs/batch": [{"jobs": [ANOTHER_JOB]}],
     "POST /jobs/{job_id}/cancel": [{"reason": "r"}],
+    "POST /webhooks/redeliver": [{"host": "nobody.example", "state": "given_up", "dry_run": True}],
     "POST /claims": [
         {
             "worker": "w",

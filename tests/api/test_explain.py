@@ -315,7 +315,7 @@ def test_a_running_job_says_where_since_when_and_until_when_its_lease_holds(
     work.settle(job, "start")
     found = explain(job_id)
     assert (found["state"], found["since"]) == ("working", found["because"][0]["since"])
-    assert re.fullmatch(r"Working for [\d.]+ s on tester, attempt 1 of 4", found["headline"])
+    assert re.fullmatch(r"Working for [\d.]+ m?s on tester, attempt 1 of 4", found["headline"])
     assert found["next_at"] == reason_of(found, "max_duration")["until"]
     assert found["position"] is None
 
@@ -350,7 +350,7 @@ def test_a_job_that_is_done_tells_what_it_took(client: httpx.Client, queue: str,
     ledger = found["because"][1]["ledger"]
     assert ledger["working_seconds"] == job["timings"]["working_seconds"]
     assert ledger["completion_tokens"] == job["usage"]["completion_tokens"] > 0
-    assert re.fullmatch(r"Done [\d.]+ s after it came in, at attempt 1 of 5", found["headline"])
+    assert re.fullmatch(r"Done [\d.]+ m?s after it came in, at attempt 1 of 5", found["headline"])
     assert "tokens: " in found["because"][1]["message"]
 
 

@@ -52,8 +52,6 @@ def event_outside_the_transaction() -> None:
     split = settle.SETTLE
     inserts = "INSERT INTO events (job_id, seq, type, state, reason, data, at)\n    SELECT id, seq, type, state, verb"
     split = _replaced(split, inserts, "SELECT id, seq, type, state, verb")
-    split = _replaced(split, "kind, attempt FROM settled", "kind, attempt, seq, verb FROM settled")
-    split = _replaced(split, "NULL FROM held h", "NULL, NULL, NULL FROM held h")
     settle._STATEMENTS[False, False] = split
     later = "INSERT INTO events (job_id, seq, type, state, reason, at) VALUES ($1, $2, $3, $3, $4, now())"
 

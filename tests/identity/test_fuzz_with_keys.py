@@ -53,10 +53,12 @@ BEYOND_THE_DOCUMENT = (
     # cursors and watermarks, which are opaque, but ours; names of queues and types that are empty
     "GET /jobs",
     "GET /dead-letters",
+    "GET /dead-letters/groups",
     "GET /events",
     "GET /jobs/{job_id}/events",
     "GET /keys",
     "GET /webhooks",
+    "POST /webhooks/redeliver",
     # a NUL
     "GET /usage",
     # a lease token, which is missed only when all the rest is right

@@ -25,18 +25,21 @@ GROWING = re.compile(
 )
 # What makes a look-up narrow, in the condition that PostgreSQL shows for an index.
 NARROW = re.compile(
-    r"\b(id|job_id|lane|concurrency_key|parent_id|host|key|depends_on|upload_id|run_at|deadline|created_at|xid)"
+    r"\b(id|job_id|lane|concurrency_key|parent_id|host|key|depends_on|runs_on|upload_id|run_at|deadline|created_at|xid)"
     r" (=|<|>)|ROW\(|metadata @>"
 )
 # Those that walk an index of what waits, and nothing else, from its beginning or to their LIMIT.
 WALKS = {
     "census.LOOK",
+    "explain.RUNNING",
     "depth.DEPTH",
     "heads.HEADS",
     "heads.HEADS_OF",
     "promote.HOLD_CROWD",
     # By an inverted index, which these tests do not let it have: see test_plans.
     "read.SHARING",
+    # Along the index of what has failed, as far as it counts.
+    "read.COUNT_FAILED",
     "holdings.TAKE",
     "limits.RUNNING",
     "outbox.BACKLOG",
@@ -48,6 +51,8 @@ WALKS = {
     "sweep.HOLD_OVERDUE",
     "sweep.HOLD_STALE",
     "targets.PARKED_LANES",
+    "targets.RUNNING_ON",
+    "targets.WAITING_IN",
     "usage.HOLD",
     "usage.SUMS",
     "usage.SUMS_BY_KEY",
