@@ -1,5 +1,6 @@
 """/ui: is everything all right, what is happening now, and what needs a person."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +35,8 @@ MAX_RUNNING = 12
 # Of the whole page as it is for everybody who may see the same: fifty open ones cost as much as one.
 KEPT_SECONDS = 1.5
 
-_rendered: Remembered[tuple[object, ...], tuple[float, bytes]] = Remembered(200)
+# When each was begun. Open pages are nudged together: the first of them makes it for all.
+_rendered: Remembered[tuple[object, ...], tuple[float, asyncio.Task[Response]]] = Remembered(200)
 
 
 @routes.get(
@@ -51,11 +53,13 @@ async def overview_page(visit: Visit, window: Annotated[str, Query()] = "15m") -
         return await _made(visit, window)
     place = (id(visit.services), visit.tenant, window, visit.account.scopes)
     known = _rendered.get(place)
-    if known is None or time.monotonic() >= known[0]:
-        page = await _made(visit, window)
-        known = (time.monotonic() + KEPT_SECONDS, bytes(page.body))
+    if known is None or time.monotonic() - known[0] >= KEPT_SECONDS:
+        known = (time.monotonic(), asyncio.create_task(_made(visit, window)))
+        # Perhaps nobody waits for it any more, nor for its trouble.
+        known[1].add_done_callback(lambda made: made.cancelled() or made.exception())
         _rendered.put(place, known)
-    return html(known[1].decode())
+    page = await asyncio.shield(known[1])
+    return html(bytes(page.body).decode())
 
 
 async def _made(visit: Page, window: Window) -> Response:
