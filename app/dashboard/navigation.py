@@ -35,6 +35,6 @@ def entries(account: Account) -> list[Entry]:
 
 
 def first_page(account: Account) -> str:
-    """Where somebody comes who named no page."""
+    """Where somebody comes who named no page: every key may read the reference."""
     seen = entries(account)
-    return seen[0].address if seen else "/ui/nothing"
+    return seen[0].address if seen else "/docs"

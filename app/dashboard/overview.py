@@ -13,11 +13,12 @@ from starlette.responses import Response
 
 from app.api import jobs
 from app.api.job_documents import Job
-from app.api.routes import Reply, Routes
+from app.api.routes import Access, Reply, Routes
 from app.api.services import Services
 from app.dashboard import charts, words
 from app.dashboard.attention import ATTENTION
 from app.dashboard.charts import Series, Span
+from app.dashboard.navigation import first_page
 from app.dashboard.page import Page, Visit, html
 from app.errors import NotFound
 from app.identity.scopes import Scope
@@ -41,12 +42,15 @@ _rendered: Remembered[tuple[object, ...], tuple[float, asyncio.Task[Response]]] 
 
 @routes.get(
     "/ui",
-    Scope.ADMIN_READ,
+    # It is what the server's address leads to: who may not see it is led to what they may.
+    Access.ANY_KEY,
     "Overview",
     Reply("The page", str, media_type="text/html"),
     documented=False,
 )
 async def overview_page(visit: Visit, window: Annotated[str, Query()] = "15m") -> Response:
+    if not visit.may(Scope.ADMIN_READ):
+        return visit.go(first_page(visit.account))
     if window not in WINDOWS:
         raise NotFound(f"There is no such window; there are {words.listed(WINDOWS)}.")
     if not visit.is_partial:
