@@ -59,7 +59,9 @@ def test_open_overviews_that_ask_together_are_given_the_same(opened: Server) -> 
     assert len(pages) <= 3
 
 
-def test_a_key_that_may_not_see_the_overview_is_led_to_what_it_may(guarded: Server, stranger: Visitor) -> None:
+def test_a_key_that_may_not_see_the_overview_is_led_to_what_it_may(
+    guarded: Server, stranger: Visitor
+) -> None:
     for scopes, address in ((("jobs:read",), "/ui/jobs"), (("jobs:work",), "/docs")):
         stranger.sign_in(guarded.key("default", *scopes))
         assert stranger.http.get("/ui").headers["location"] == address
