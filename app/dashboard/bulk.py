@@ -20,7 +20,7 @@ from app.api.routes import Reply, Routes
 from app.dashboard import job_filter
 from app.dashboard.job_filter import Asked, Pair, address, document_of, pairs_of
 from app.dashboard.job_lines import by_state
-from app.dashboard.page import Page, Said, Visit, is_own
+from app.dashboard.page import Page, Said, Visit, own_or
 from app.dashboard.words import counted
 from app.errors import ForemanError, InvalidRequest
 from app.identity.scopes import Scope
@@ -102,17 +102,13 @@ def actions_for(visit: Page) -> list[Action]:
     return [each for each in ACTIONS.values() if visit.may(each.needs)]
 
 
-def _back(given: str) -> str:
-    return given if is_own(given) else JOBS
-
-
 # -- those that were chosen --------------------------------------------------------------------------------
 
 
 @routes.get("/ui/chosen", Scope.JOBS_READ, "What would be done to the chosen jobs", PAGE, documented=False)
 async def chosen_page(visit: Visit) -> Response:
     query = visit.request.query_params
-    back = _back(query.get("back", ""))
+    back = own_or(query.get("back", ""), JOBS)
     ids = _ids(query.getlist("job"))
     if not ids:
         return visit.go(back, Said("No job is chosen.", "Tick those that are meant.", failed=True))
@@ -135,7 +131,7 @@ async def chosen_page(visit: Visit) -> Response:
 @routes.post("/ui/chosen", Scope.JOBS_WRITE, "Do it to the chosen jobs", MOVED, documented=False)
 async def do_to_chosen(visit: Visit) -> Response:
     form = await visit.form()
-    back = _back(form.text("back"))
+    back = form.back(JOBS)
     action = action_of(form.text("action"))
     visit.account.require(action.needs)
     done, asked, refused = 0, 0, 0
@@ -220,7 +216,7 @@ async def new_page(visit: Visit) -> Response:
         counted_states={state: count.by_state[state] for state in State if count.by_state.get(state)},
         pairs=pairs_of(wanted),
         matching=address(JOBS, pairs_of(wanted)),
-        back=_back(query.get("back", "")),
+        back=own_or(query.get("back", ""), JOBS),
         section="jobs",
     )
 
@@ -233,7 +229,7 @@ async def begin(visit: Visit) -> Response:
     try:
         begun = await api.run_bulk(visit.services, visit.tenant, action.name, wanted, None)
     except InvalidRequest as problem:
-        return visit.failed(_back(form.text("back")), problem)
+        return visit.failed(form.back(JOBS), problem)
     operation = cast(BulkOperation, begun.document)
     return visit.go(f"{PATH}/{operation.operation_id}")
 

@@ -13,7 +13,7 @@ from app.api.routes import Reply, Routes
 from app.dashboard import job_filter
 from app.dashboard.job_filter import Asked, Pair, address
 from app.dashboard.job_lines import lines_of
-from app.dashboard.page import Page, Said, Visit, is_own
+from app.dashboard.page import Page, Said, Visit
 from app.dashboard.words import short_id
 from app.errors import ForemanError
 from app.identity.scopes import Scope
@@ -113,7 +113,7 @@ def _moment_of(cursor: str | None) -> datetime | None:
 
 @routes.post(f"{PATH}/{{job_id}}/replay", Scope.ADMIN_WRITE, "Replay it", MOVED, documented=False)
 async def replay(visit: Visit, job_id: JobIdInPath) -> Response:
-    back = _back((await visit.form()).text("back"))
+    back = (await visit.form()).back(PATH)
     try:
         await api.replay(visit.services, visit.tenant, job_id)
     except ForemanError as problem:
@@ -123,13 +123,9 @@ async def replay(visit: Visit, job_id: JobIdInPath) -> Response:
 
 @routes.post(f"{PATH}/{{job_id}}/dismiss", Scope.ADMIN_WRITE, "Dismiss it", MOVED, documented=False)
 async def dismiss(visit: Visit, job_id: JobIdInPath) -> Response:
-    back = _back((await visit.form()).text("back"))
+    back = (await visit.form()).back(PATH)
     try:
         await api.dismiss(visit.services, visit.tenant, job_id)
     except ForemanError as problem:
         return visit.failed(back, problem)
     return visit.go(back, Said(f"Job {short_id(job_id)} is dismissed."))
-
-
-def _back(given: str) -> str:
-    return given if is_own(given) else PATH

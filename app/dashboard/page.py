@@ -125,6 +125,10 @@ class Form:
         """All of them, as an address would have them."""
         return [(name, value) for name, values in self._fields.items() for value in values]
 
+    def back(self, otherwise: str) -> str:
+        """Where the form stood, as it says itself; another page where that is none of ours."""
+        return own_or(self.text("back"), otherwise)
+
     def __contains__(self, name: str) -> bool:
         return name in self._fields
 
@@ -312,6 +316,10 @@ def is_own(address: str) -> bool:
         and address.isprintable()
         and "\\" not in address
     )
+
+
+def own_or(address: str, otherwise: str) -> str:
+    return address if is_own(address) else otherwise
 
 
 def sign_in_address(back: str) -> str:

@@ -15,7 +15,7 @@ from app.api.routes import Reply, Routes
 from app.dashboard import queue_form, queue_sentences
 from app.dashboard.charts import sparkline
 from app.dashboard.lists import PAGE_SIZE, asked_of
-from app.dashboard.page import Form, Page, Said, Undo, Visit, is_own
+from app.dashboard.page import Form, Page, Said, Undo, Visit
 from app.dashboard.undoing import undo_by
 from app.dashboard.words import counted
 from app.errors import ForemanError, InvalidRequest, NotFound
@@ -116,7 +116,7 @@ async def queue_page(visit: Visit, name: ExistingName) -> Response:
 
 @routes.post("/ui/queues/{name}/pause", Scope.ADMIN_WRITE, "Pause", MOVED, documented=False)
 async def pause(visit: Visit, name: ExistingName) -> Response:
-    back = _back(await visit.form(), name)
+    back = (await visit.form()).back(f"/ui/queues/{name}")
     await queues.get_queue(visit.services, name)
     queue = await queues.pause(visit.services, visit.account, name)
     running = queue.counts.loading + queue.counts.working
@@ -127,16 +127,11 @@ async def pause(visit: Visit, name: ExistingName) -> Response:
 
 @routes.post("/ui/queues/{name}/resume", Scope.ADMIN_WRITE, "Resume", MOVED, documented=False)
 async def resume(visit: Visit, name: ExistingName) -> Response:
-    back = _back(await visit.form(), name)
+    back = (await visit.form()).back(f"/ui/queues/{name}")
     await queues.get_queue(visit.services, name)
     await queues.resume(visit.services, name)
     undo = Undo(f"/ui/queues/{name}/pause", "Pause it again", {"back": back})
     return visit.go(back, Said(f"{name} gives out jobs again.", undo=undo))
-
-
-def _back(form: Form, name: str) -> str:
-    back = form.text("back")
-    return back if is_own(back) else f"/ui/queues/{name}"
 
 
 # -- settings -----------------------------------------------------------------------------------------------
@@ -315,7 +310,7 @@ async def keys_page(visit: Visit, name: ExistingName, key: str = "", after: str 
 )
 async def cancel_of_key(visit: Visit, name: ExistingName) -> Response:
     form = await visit.form()
-    back = _back(form, name)
+    back = form.back(f"/ui/queues/{name}")
     try:
         job_id = existing_id(form.text("job_id"))
         reason = jobs.CancelRequest(reason="cancelled from the page of its key")

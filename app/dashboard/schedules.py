@@ -14,7 +14,7 @@ from app.api.routes import Reply, Routes
 from app.api.schedules import NEXT_TICKS, ExistingName, NewSchedule
 from app.dashboard.cron_words import in_words
 from app.dashboard.lists import PAGE_SIZE, asked_of
-from app.dashboard.page import Form, Page, Said, Undo, Visit, is_own
+from app.dashboard.page import Form, Page, Said, Undo, Visit
 from app.dashboard.undoing import undo_by
 from app.dashboard.words import exact
 from app.errors import ForemanError, InvalidRequest, NotFound
@@ -209,7 +209,7 @@ async def _show(
 
 @routes.post("/ui/schedules/{name}/run", Scope.ADMIN_WRITE, "Run a schedule now", MOVED, documented=False)
 async def run(visit: Visit, name: ExistingName) -> Response:
-    back = _back(await visit.form(), name)
+    back = (await visit.form()).back(f"/ui/schedules/{name}")
     try:
         answer = await schedules.run_schedule(visit.request, visit.services, visit.account, name)
     except NotFound:
@@ -233,8 +233,3 @@ async def delete(visit: Visit, name: ExistingName) -> Response:
     await schedules.delete_schedule(visit.services, visit.tenant, name)
     undo = _undo(schedule, "Put it back")
     return visit.go("/ui/schedules", Said(f"{name} is removed.", "Jobs that it made stay.", undo=undo))
-
-
-def _back(form: Form, name: str) -> str:
-    back = form.text("back")
-    return back if is_own(back) else f"/ui/schedules/{name}"

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from app.api.pages import SESSION_COOKIE, session_token
 from app.api.routes import Access, Reply, Routes
 from app.dashboard.navigation import first_page
-from app.dashboard.page import Page, Said, Visit, is_own, set_session, sign_in_address
+from app.dashboard.page import Page, Said, Visit, own_or, set_session, sign_in_address
 from app.errors import Unauthorized
 
 routes = Routes("dashboard")
@@ -27,14 +27,14 @@ async def sign_in_page(visit: Visit, next: Next = "") -> Response:  # as it stan
 
 async def _form(visit: Page, back: str, *, status: int = 200, problem: str = "") -> Response:
     return await visit.show(
-        "sign_in.html", status=status, back=_back(back), problem=problem, layout="bare.html"
+        "sign_in.html", status=status, back=own_or(back, ""), problem=problem, layout="bare.html"
     )
 
 
 @routes.post("/ui/sign-in", Access.OPEN, "Sign in", MOVED, documented=False)
 async def sign_in(visit: Visit) -> Response:
     form = await visit.form()
-    authenticator, back = visit.services.authenticator, _back(form.text("next"))
+    authenticator, back = visit.services.authenticator, own_or(form.text("next"), "")
     if authenticator is None:
         return visit.go("/ui")
     try:
@@ -57,7 +57,3 @@ async def sign_out(visit: Visit) -> Response:
     response = visit.go(sign_in_address("/ui"), Said("You are signed out."))
     response.delete_cookie(SESSION_COOKIE, path="/")
     return response
-
-
-def _back(address: str) -> str:
-    return address if is_own(address) else ""

@@ -10,7 +10,7 @@ from app.api import targets
 from app.api.operator_documents import Target
 from app.api.parameters import NameInPath
 from app.api.routes import Reply, Routes
-from app.dashboard.page import Form, Page, Said, Undo, Visit, is_own
+from app.dashboard.page import Form, Page, Said, Undo, Visit
 from app.dashboard.spans import number_in
 from app.dashboard.undoing import undo_by
 from app.dashboard.words import counted
@@ -209,7 +209,7 @@ async def _show(
 
 @routes.post("/ui/targets/{name}/wake", Scope.ADMIN_WRITE, "Wake a target", MOVED, documented=False)
 async def wake(visit: Visit, name: NameInPath) -> Response:
-    back = _back(await visit.form(), name)
+    back = (await visit.form()).back(f"/ui/targets/{name}")
     try:
         await targets.wake_target(visit.services, name)
     except Conflict as problem:
@@ -219,7 +219,7 @@ async def wake(visit: Visit, name: NameInPath) -> Response:
 
 @routes.post("/ui/targets/{name}/probe", Scope.ADMIN_WRITE, "Ask a target now", MOVED, documented=False)
 async def probe(visit: Visit, name: NameInPath) -> Response:
-    back = _back(await visit.form(), name)
+    back = (await visit.form()).back(f"/ui/targets/{name}")
     target = await targets.probe_target(visit.services, name)
     if target.state != "awake":
         return visit.go(back, Said(f"{name} does not answer.", _sentence(target.warning), failed=True))
@@ -246,8 +246,3 @@ async def delete(visit: Visit, name: NameInPath) -> Response:
     return visit.go(
         "/ui/targets", Said(f"{name} is removed.", "Jobs that waited for it are looked at again.", undo=undo)
     )
-
-
-def _back(form: Form, name: str) -> str:
-    back = form.text("back")
-    return back if is_own(back) else f"/ui/targets/{name}"

@@ -13,7 +13,7 @@ from app.api.job_parameters import DEFAULT_LIMIT, encode_cursor, existing_id
 from app.api.parameters import KnownFilters
 from app.api.routes import Reply, Routes
 from app.api.webhooks import TROUBLED, RedeliveryRequest
-from app.dashboard.page import Page, Said, Undo, Visit, is_own
+from app.dashboard.page import Page, Said, Undo, Visit
 from app.dashboard.words import counted
 from app.errors import ForemanError, NotFound
 from app.identity.scopes import Scope
@@ -133,8 +133,7 @@ def redeliver_address(host: str, state: str) -> str:
     documented=False,
 )
 async def redeliver_one(visit: Visit, delivery_id: str) -> Response:
-    back = (await visit.form()).text("back")
-    to = back if is_own(back) else "/ui/webhooks"
+    to = (await visit.form()).back("/ui/webhooks")
     try:
         job_id = existing_id(delivery_id.partition("-")[0])
         sent = await webhooks.redeliver(visit.services, visit.tenant, job_id, delivery_id)
