@@ -38,7 +38,12 @@ def start(server: Server) -> Iterator[Start]:
 
     def run(*command: str) -> subprocess.Popen[str]:
         # A lease that outlives any pause of a busy machine: no test here is about one that ends.
-        environment = {**os.environ, "FOREMAN_URL": server.url, "PYTHONPATH": str(ROOT), "LEASE_SECONDS": "60"}
+        environment = {
+            **os.environ,
+            "FOREMAN_URL": server.url,
+            "PYTHONPATH": str(ROOT),
+            "LEASE_SECONDS": "60",
+        }
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
