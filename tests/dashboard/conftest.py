@@ -1,10 +1,13 @@
 """Two servers for all tests of this folder: one in development mode, one that asks for keys."""
 
+import uuid
 from collections.abc import Iterator
 
+import httpx
 import pytest
 
 from app.embedded import EmbeddedPostgres
+from app.identity.scopes import ALL_SCOPES
 from tests.conftest import Server
 from tests.dashboard.visitor import Visitor
 from tests.serving import serving
@@ -54,3 +57,16 @@ def stranger(guarded: Server) -> Iterator[Visitor]:
 def admin(guarded: Server, stranger: Visitor) -> Visitor:
     stranger.sign_in(guarded.admin_key)
     return stranger
+
+
+@pytest.fixture
+def tenant() -> str:
+    """One that no other test uses."""
+    return f"t-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def caller(guarded: Server, tenant: str) -> Iterator[httpx.Client]:
+    """A program that may do everything in its tenant."""
+    with guarded.client(guarded.key(tenant, *ALL_SCOPES)) as client:
+        yield client

@@ -124,12 +124,6 @@ def rows(page: str) -> list[str]:
     return re.findall(r'<tr id="job-(\w{26})"', page)
 
 
-def text_of(page: str) -> str:
-    """What is read, without tags; blanks are one blank each."""
-    body = re.sub(r"<(script|style|title|head)\b.*?</\1>", " ", page, flags=re.DOTALL)
-    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
-
-
 def links(page: str) -> list[str]:
     return [html.unescape(each) for each in re.findall(r'href="([^"]*)"', page)]
 

@@ -6,7 +6,8 @@ import pytest
 
 from app.embedded import EmbeddedPostgres
 from tests.conftest import wait_until
-from tests.dashboard.job_pages import Visitor, hidden, links, shared_server, text_of, visiting
+from tests.dashboard.job_pages import Visitor, hidden, links, shared_server, visiting
+from tests.dashboard.visitor import text_of
 from tests.sharing import FolderShare
 
 

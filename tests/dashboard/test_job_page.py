@@ -77,6 +77,12 @@ def page_of(job_id: str) -> str:
     return f"/ui/jobs/{job_id}"
 
 
+def actions_of(job_id: str) -> list[str]:
+    """Where the forms of its page are sent to, below the page's own address."""
+    own = ["cancel", "retry", "replay", "dismiss", "delete", "events"]
+    return [*own, f"webhooks/{job_id}-1/redeliver"]
+
+
 # -- what it shows -----------------------------------------------------------------------------------------
 
 
@@ -316,15 +322,7 @@ def test_deliveries_are_listed_and_sent_again(visitor: Visitor, caller: Caller) 
 def test_a_form_that_no_page_of_ours_sent_does_nothing(visitor: Visitor, caller: Caller) -> None:
     job_id = caller.submit(**LATER)
     visitor.get(page_of(job_id))
-    for path in (
-        "cancel",
-        "retry",
-        "replay",
-        "dismiss",
-        "delete",
-        "events",
-        f"webhooks/{job_id}-1/redeliver",
-    ):
+    for path in actions_of(job_id):
         assert visitor.post(f"{page_of(job_id)}/{path}", token="0" * 64).status_code == 403
     assert caller.http.get(f"/jobs/{job_id}").json()["state"] == "queued"
 
@@ -343,15 +341,7 @@ def test_an_unknown_job_and_that_of_another_tenant_are_not_there(
     stranger.get("/ui/workers")
     for path in ("", "/payload", "/body", "/output", "/artifacts/result", "/nudges"):
         stranger.get(page_of(job_id) + path, 404)
-    for path in (
-        "cancel",
-        "retry",
-        "replay",
-        "dismiss",
-        "delete",
-        "events",
-        f"webhooks/{job_id}-1/redeliver",
-    ):
+    for path in actions_of(job_id):
         assert stranger.post(f"{page_of(job_id)}/{path}", {"type": "x"}).status_code == 404, path
     with guarded.client() as http:
         assert http.get(f"/jobs/{job_id}").json()["state"] == "queued"
@@ -364,15 +354,7 @@ def test_who_may_only_read_is_offered_no_action_and_refused_each(guarded: Server
     page = stranger.get(page_of(job_id))
     assert 'id="reason"' not in page
     assert "Your key may look, but not act" in text_of(page)
-    for path in (
-        "cancel",
-        "retry",
-        "replay",
-        "dismiss",
-        "delete",
-        "events",
-        f"webhooks/{job_id}-1/redeliver",
-    ):
+    for path in actions_of(job_id):
         assert stranger.post(f"{page_of(job_id)}/{path}").status_code == 403, path
     stranger.sign_in(guarded.key("default", "jobs:write"))
     stranger.get(page_of(job_id), 403)

@@ -18,9 +18,9 @@ from tests.dashboard.job_pages import (
     links,
     rows,
     shared_server,
-    text_of,
     visiting,
 )
+from tests.dashboard.visitor import text_of
 from tests.sharing import FolderShare
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x> \u202eevil"

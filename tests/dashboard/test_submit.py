@@ -11,7 +11,8 @@ import pytest
 
 from app.embedded import EmbeddedPostgres
 from app.jobs.ids import new_id
-from tests.dashboard.job_pages import Visitor, shared_server, text_of, visiting
+from tests.dashboard.job_pages import Visitor, shared_server, visiting
+from tests.dashboard.visitor import text_of
 from tests.sharing import FolderShare
 
 WORK = {"form": "any", "kind": "work", "payload": '{"n": 1}', "queue": "default"}

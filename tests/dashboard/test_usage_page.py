@@ -26,11 +26,6 @@ def today() -> date:
 
 
 @pytest.fixture
-def tenant() -> str:
-    return f"t-{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture
 def caller(guarded: Server, tenant: str) -> Iterator[httpx.Client]:
     with guarded.client(guarded.key(tenant, *ALL_SCOPES, name="reports")) as client:
         yield client

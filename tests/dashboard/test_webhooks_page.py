@@ -60,17 +60,6 @@ def receiver() -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def tenant() -> str:
-    return f"t-{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture
-def caller(guarded: Server, tenant: str) -> Iterator[httpx.Client]:
-    with guarded.client(guarded.key(tenant, *ALL_SCOPES)) as client:
-        yield client
-
-
-@pytest.fixture
 def person(guarded: Server, stranger: Visitor, tenant: str) -> Visitor:
     """An operator of the same tenant."""
     stranger.sign_in(guarded.key(tenant, *ALL_SCOPES))

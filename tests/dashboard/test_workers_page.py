@@ -2,7 +2,6 @@
 
 import re
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import asyncpg
@@ -14,18 +13,6 @@ from tests.conftest import Server, wait_until
 from tests.dashboard.visitor import Visitor, text_of
 
 HOSTILE = "<script>alert('w')</script>\"&\u202e" + "w" * 100
-
-
-@pytest.fixture
-def tenant() -> str:
-    return f"t-{uuid.uuid4().hex[:12]}"
-
-
-@pytest.fixture
-def caller(guarded: Server, tenant: str) -> Iterator[httpx.Client]:
-    """Who may do everything, and be everything, in a tenant of their own."""
-    with guarded.client(guarded.key(tenant, *ALL_SCOPES)) as client:
-        yield client
 
 
 @pytest.fixture

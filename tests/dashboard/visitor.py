@@ -47,5 +47,5 @@ class Visitor:
 
 def text_of(page: str) -> str:
     """What a person reads of a page."""
-    body = re.sub(r"<(script|style|svg)\b.*?</\1>", " ", page, flags=re.DOTALL)
-    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", body)))
+    body = re.sub(r"<(head|script|style|svg)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", body)).split())
