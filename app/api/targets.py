@@ -200,7 +200,7 @@ def _document(target: Target, load: Load) -> Document:
         resident=sorted(inventory.resident_models) if inventory else [],
         residents=inventory.residents if inventory else [],
         version=inventory.version if inventory else None,
-        warning=target.warning,
+        warning=target.trouble,
         answered_at=target.answered_at,
         asleep_since=target.asleep_since,
     )

@@ -59,6 +59,7 @@ async def _look(services: Services, tenant: str) -> list[Matter]:
     found = [
         *await _dead_letters(services, counts, tenant),
         *await _sleepers(services),
+        *_failing(services),
         *await _unclaimed(services, counts, tenant),
         *_unheard(services),
         *_gated(services, counts),
@@ -89,6 +90,20 @@ async def _sleepers(services: Services) -> list[Matter]:
         )
         for each in asleep
         if each.name in needed
+    ]
+
+
+def _failing(services: Services) -> list[Matter]:
+    """Targets that are reached and do badly, as far as this process has given them jobs."""
+    return [
+        Matter(
+            f"Target {each.name} keeps failing ({each.failure}), and is given pauses.",
+            f"/ui/targets/{each.name}",
+            "Look at it",
+            is_urgent=True,
+        )
+        for each in services.targets.targets
+        if not each.breaker.is_closed
     ]
 
 

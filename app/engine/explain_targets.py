@@ -119,13 +119,13 @@ def _breaker_open(pausing: Sequence[Target], until: datetime | None, now: dateti
     words = (
         f"{_its_targets(names)} kept failing and {'is' if len(names) == 1 else 'are'} given a pause: {again}"
     )
-    warning = next((each.warning for each in pausing if each.warning), None)
+    trouble = next((each.trouble for each in pausing if each.trouble), None)
     return Reason(
         code=Code.BREAKER_OPEN,
         message=sentence(words),
         targets=names,
         until=until or UNSET,
-        reason=quoted(warning) if warning else UNSET,
+        reason=quoted(trouble) if trouble else UNSET,
     )
 
 

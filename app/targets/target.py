@@ -40,7 +40,10 @@ class Target:
         self.answered_at: datetime | None = None
         # The answer that the table told last, by the database's clock.
         self.recorded_at: datetime | None = None
+        # Why it was not reached or not woken, until it answers; and how its answers to jobs went wrong, until
+        # one ends well: it may go on telling of its models all the while.
         self.warning: str | None = None
+        self.failure: str | None = None
         self.breaker = Breaker()
         # The affinity key of what was last sent there, by anybody.
         self.resident: str | None = None
@@ -89,24 +92,30 @@ class Target:
             replayable=True,
         )
 
+    @property
+    def trouble(self) -> str | None:
+        """What an operator should know of it."""
+        return self.warning if self.breaker.is_closed else self.failure or self.warning
+
     # -- what runs tell ------------------------------------------------------------------------------
 
     def answered(self) -> None:
         if not self.breaker.is_closed:
             log.info("target.breaker_closed", target=self.name)
         self.breaker.succeeded()
+        self.failure = None
 
     def undecided(self) -> None:
         self.breaker.undecided()
 
     def failed(self, problem: str) -> None:
         """It answered, but badly."""
-        self.warning = problem[:500]
+        self.failure = problem[:500]
         was_closed, now = self.breaker.is_closed, time.monotonic()
         self.breaker.failed(now)
         if was_closed and not self.breaker.is_closed:
             pause = round(self.breaker.seconds_left(now), 1)
-            log.warning("target.breaker_opened", target=self.name, problem=self.warning, seconds=pause)
+            log.warning("target.breaker_opened", target=self.name, problem=self.failure, seconds=pause)
         self.on_trouble(self)
 
     def unreachable(self, problem: str) -> None:

@@ -281,3 +281,24 @@ def test_who_may_only_read_is_offered_nothing_and_may_do_nothing(
                 assert stranger.post(f"/ui/targets/theirs{action}", {}).status_code == 403
         finally:
             assert http.delete("/targets/theirs").status_code == 204
+
+
+def test_a_machine_that_keeps_failing_says_how_and_needs_a_person(
+    opened: Server, visitor: Visitor, name: str
+) -> None:
+    cut_short = {"kind": "truncate", "after": 1, "path": "/api/chat"}
+    with FakeOllama(models=["flaky"], faults=[cut_short]) as flaky:
+        put(opened, name, url=flaky.url)
+        wait_until(lambda: read(opened, name)["state"] == "awake")
+        asked = {"kind": "chat", "model": "flaky", "target": name, "max_attempts": 1}
+        for _ in range(5):
+            body = {**asked, "messages": [{"role": "user", "content": "one two three"}]}
+            assert httpx.post(f"{opened.url}/jobs", json=body).is_success
+        wait_until(lambda: read(opened, name)["breaker"] == "open")
+        # That it still tells of its models takes nothing of this away.
+        asked_again = httpx.post(f"{opened.url}/targets/{name}/probe").json()
+        assert (asked_again["state"], asked_again["warning"]) == ("awake", "answer_cut_short")
+        page = tile(visitor.get("/ui/targets"), name)
+        assert "▲ degraded" in page
+        assert "Last trouble answer_cut_short" in page
+        wait_until(lambda: f"Target {name} keeps failing (answer_cut_short)" in text_of(visitor.get("/ui")))

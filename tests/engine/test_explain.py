@@ -170,7 +170,7 @@ async def test_an_open_breaker_says_when_the_target_is_tried_again(
     here = fleet("studio")
     for _ in range(FAILURES):
         here["studio"].breaker.failed(time.monotonic() + 600)
-    here["studio"].warning = "HTTP 500"
+    here["studio"].failure = "HTTP 500"
     found = await here.explain(await chat(database))
     assert codes(found.because) == ["breaker_open"]
     assert (found.because[0].targets, found.because[0].reason) == (["studio"], "HTTP 500")

@@ -61,3 +61,16 @@ def test_a_breaker_that_opens_or_closes_is_told_once(target: Target) -> None:
         ("target.breaker_closed", "info", "a"),
     ]
     assert (lines[0]["problem"], lines[0]["seconds"]) == ("time-out", 5.0)
+
+
+def test_a_failing_target_says_why_also_while_it_tells_of_its_models(target: Target) -> None:
+    target.failed("target_timeout: silent")
+    assert target.trouble is None, "once is nothing"
+    for _ in range(FAILURES):
+        target.failed("target_timeout: silent")
+    target.warning = None
+    assert target.trouble == "target_timeout: silent"
+    target.answered()
+    assert (target.trouble, target.failure) == (None, None)
+    target.warning = "could not connect"
+    assert target.trouble == "could not connect"
