@@ -3,6 +3,6 @@
 from sqlmodel import SQLModel
 
 # Imported for what they declare.
-from app.store.tables import job, live, log, measures, others, queue  # noqa: F401
+from app.store.tables import files, job, live, log, measures, others, queue  # noqa: F401
 
 METADATA = SQLModel.metadata

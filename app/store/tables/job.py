@@ -137,6 +137,8 @@ class Job(SQLModel, table=True):
     usage_booked: bool = flag()
     # Whose key submitted it; NULL where there is no authentication, and of jobs that schedules make.
     key_id: str | None = column(ID, sent=Sent(shared=True))
+    # What its webhooks look like, where that is not Foreman's own shape.
+    webhook_shape: str | None = text(sent=Sent(shared=True))
 
 
 class Dependency(SQLModel, table=True):
