@@ -62,6 +62,9 @@ class FrameDecoder:
             if line == b"[DONE]":
                 self.done = True
                 return []
+            # llama.cpp opens a stream of several completions with nothing.
+            if line == b"null":
+                return []
         return [parse_frame(line)] if line else []
 
 

@@ -49,10 +49,14 @@ class Request:
     dimensions: Any = None
     # As functions with a JSON schema, in the form that all dialects so far share.
     tools: list[Any] = field(default_factory=list)
+    # "auto", "none", "required" or {"name": …}; None where the caller did not say.
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     # Sampling, limits and the runner's own, under the names that Ollama and llama.cpp give them.
     options: dict[str, Any] = field(default_factory=dict)
-    # "json", or the schema that the answer must have.
+    # "json", or the schema that the answer must have; and what else is said of the schema: `name`, `strict` …
     format: Any = None
+    format_details: Frame = field(default_factory=dict)
     # Yes, no, or how much.
     think: bool | str | None = None
     # {"logprobs": True, "top_logprobs": n} where asked for.
@@ -77,11 +81,14 @@ class End(msgspec.Struct, gc=False):
     reason: str
     usage: Usage
     calls: list[ToolCall] = []
+    # What else the source said of the answer as a whole, under its own names.
+    extras: Frame = {}
 
 
 # Output as a job's log keeps it. Plain text is a string, whatever the dialect: that is nearly all of nearly
-# every answer. What is more than text stays the frame it came in, without its envelope. The beginning (a
-# role) and the end (reasons, counts) are not kept: the result has them.
+# every answer. Of a target that speaks as the job's caller does, everything else is kept as it came (see
+# kept.py). What was translated is kept without its envelope, and without its beginning (a role) and its end
+# (reasons, counts): the result has them.
 Part = str | Frame
 
 # The first characters of a picture's base64 give away what it is.

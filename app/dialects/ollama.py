@@ -4,8 +4,21 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
+import msgspec
+
+from app.dialects.facts import ModelFacts, readable_count
+from app.dialects.kept import FrameKeeper, FrameShapes, FrameTeller
 from app.dialects.neutral import Delta, End, Message, Part, Request, ToolCall, data_of, data_uri
-from app.dialects.protocol import AnswerReader, AnswerWriter, Body, Dialect, Fold, Loading, Question, Told
+from app.dialects.protocol import (
+    AnswerReader,
+    AnswerWriter,
+    Body,
+    Fold,
+    Loading,
+    Question,
+    TargetDialect,
+    Told,
+)
 from app.dialects.runner import RunnerOptions, runner_options, unloads
 from app.dialects.shapes import (
     Frame,
@@ -18,6 +31,7 @@ from app.dialects.shapes import (
     as_list,
     as_text,
     is_legacy_embeddings,
+    join,
     nanoseconds,
     without_nulls,
 )
@@ -36,7 +50,23 @@ _NO_DETAILS = {
 _SAID = ("thinking", "tool_calls", "images")
 _PLAIN = frozenset({"model", "created_at", "message", "response", "done"})
 _PLAIN_MESSAGE = frozenset({"role", "content"})
+# A prompt without a word, as it stands in a body.
+_EMPTY = (b"", b'""', b"null")
+_KNOWN = _PLAIN | {"thinking", "tool_calls", "logprobs"}
+_KNOWN_MESSAGE = _PLAIN_MESSAGE | {"thinking", "tool_calls"}
 _NOT_FIGURES = frozenset({"message", "response", "model", "created_at", "logprobs", *_SAID})
+# What every answer has, under names of its own in each dialect; and what only its own target understands.
+_TOLD_ELSEWHERE = _NOT_FIGURES | {
+    "done",
+    "done_reason",
+    "total_duration",
+    "load_duration",
+    "prompt_eval_count",
+    "prompt_eval_duration",
+    "eval_count",
+    "eval_duration",
+    "context",
+}
 
 
 def saying(kind: Kind, model: str, at: datetime, text: str, **more: Any) -> Frame:
@@ -56,10 +86,38 @@ def _said(kind: Kind, frame: Frame) -> tuple[Frame, str]:
     return frame, as_text(frame.get("response"))
 
 
+class LineShapes(FrameShapes):
+    def timeless(self, frame: Frame) -> Frame:
+        return {**frame, "created_at": None}
+
+    def says(self, kind: Kind, frame: Frame) -> str | None:
+        said, text = _said(kind, frame)
+        if not text or frame.get("logprobs") or any(said.get(name) for name in _SAID):
+            return None
+        more = said if kind == "chat" else {}
+        return text if all(not more[name] for name in more.keys() - _PLAIN_MESSAGE) else None
+
+    def with_text(self, kind: Kind, frame: Frame, text: str) -> Frame:
+        if kind == "chat":
+            return {**frame, "message": {**frame["message"], "content": text}}
+        return {**frame, "response": text}
+
+    def can_wait(self, kind: Kind, frame: Frame) -> bool:
+        if frame.get("done") is True:
+            return True
+        said, text = _said(kind, frame)
+        is_plain = without_nulls(frame).keys() <= _PLAIN
+        return is_plain and not text and (kind != "chat" or without_nulls(said).keys() <= _PLAIN_MESSAGE)
+
+
+LINES = LineShapes()
+
+
 class OllamaReader(AnswerReader):
     def __init__(self, kind: Kind, started_at: datetime) -> None:
         self._kind = kind
         self._final: Frame = {}
+        self._extras: Frame = {}
 
     def note(self, frame: Frame, at: datetime) -> None:
         # The frame that ends the answer carries the figures; embeddings are one frame without `done`.
@@ -72,6 +130,8 @@ class OllamaReader(AnswerReader):
         delta = Delta(text, as_text(said.get("thinking")), logprobs=frame.get("logprobs"))
         if said.get("tool_calls"):
             delta.calls = [read_call(call) for call in as_list(said["tool_calls"])]
+        if not frame.keys() <= _TOLD_ELSEWHERE:
+            join(self._extras, {name: frame[name] for name in frame.keys() - _TOLD_ELSEWHERE})
         return [delta]
 
     def end(self) -> End | None:
@@ -79,7 +139,9 @@ class OllamaReader(AnswerReader):
         usage = self.usage()
         usage["prompt_tokens"] = as_count(self._final.get("prompt_eval_count"))
         usage["completion_tokens"] = as_count(self._final.get("eval_count"))
-        return End(as_text(self._final.get("done_reason")), usage) if self.ended else None
+        if not self.ended:
+            return None
+        return End(as_text(self._final.get("done_reason")), usage, extras=self._extras)
 
     def usage(self) -> Usage:
         """Ollama measures all of it; any field may be absent and then counts as nothing."""
@@ -94,6 +156,12 @@ class OllamaReader(AnswerReader):
 
 
 class OllamaWriter(AnswerWriter):
+    def __init__(
+        self, kind: Kind, model: str, answer_id: str, started_at: datetime, *, include_usage: bool = True
+    ) -> None:
+        super().__init__(kind, model, answer_id, started_at, include_usage=include_usage)
+        self._kept = FrameTeller(kind, LINES)
+
     def delta(self, delta: Delta, at: datetime) -> list[Frame]:
         frames = []
         if delta.text or delta.thinking or delta.logprobs:
@@ -119,6 +187,7 @@ class OllamaWriter(AnswerWriter):
 
     def end(self, end: End, at: datetime) -> list[Frame]:
         final = {
+            **end.extras,
             **saying(self._kind, self._model, at, ""),
             "done": True,
             # A tool call ends an Ollama answer like any other.
@@ -140,7 +209,20 @@ class OllamaWriter(AnswerWriter):
         frame["done"] = False
         return frame
 
+    def told(self, part: Part, at: datetime) -> list[Frame]:
+        frames = self._kept.frames(part)
+        return [self.say(part, at)] if frames is None else self._dated(frames, at)
+
+    def _dated(self, frames: list[Frame], at: datetime) -> list[Frame]:
+        created_at = _written_time(at)
+        return [{**frame, "created_at": created_at} for frame in frames]
+
+    def foresee(self, result: Mapping[str, Any]) -> None:
+        self._model = as_text(result.get("model")) or self._model
+
     def ending(self, result: Mapping[str, Any], at: datetime) -> list[Frame]:
+        if self._kept.ends is not None:
+            return self._dated(self._kept.ends, at)
         figures = {name: value for name, value in result.items() if name not in _NOT_FIGURES}
         return [{**saying(self._kind, self._model, at, ""), "done_reason": "stop", **figures, "done": True}]
 
@@ -154,6 +236,9 @@ class OllamaFold(Fold):
         self._thoughts: list[str] = []
         self._calls: list[Any] = []
         self._logprobs: list[Any] = []
+        # What else is said, beside the texts and in the message.
+        self._more: Frame = {}
+        self._more_said: Frame = {}
         self._final: Frame | None = None
 
     def say(self, text: str) -> None:
@@ -165,8 +250,12 @@ class OllamaFold(Fold):
         self._thoughts.append(as_text(said.get("thinking")))
         self._calls += as_list(said.get("tool_calls"))
         self._logprobs += as_list(frame.get("logprobs"))
+        if self._kind == "chat" and not said.keys() <= _KNOWN_MESSAGE:
+            join(self._more_said, {name: said[name] for name in said.keys() - _KNOWN_MESSAGE})
         if frame.get("done") is True:
             self._final = frame
+        elif not frame.keys() <= _KNOWN:
+            join(self._more, {name: frame[name] for name in frame.keys() - _KNOWN})
 
     def _whole(self) -> Frame | None:
         final = self._final
@@ -180,19 +269,26 @@ class OllamaFold(Fold):
         if self._calls:
             said["tool_calls"] = self._calls
         if is_chat:
-            said = {"message": {"role": "assistant", **as_dict(final.get("message")), **said}}
-        return {**final, **said, **({"logprobs": self._logprobs} if self._logprobs else {})}
+            message = {"role": "assistant", **as_dict(final.get("message")), **self._more_said, **said}
+            said = {"message": message}
+        more = {name: value for name, value in self._more.items() if name not in final}
+        return {**final, **more, **said, **({"logprobs": self._logprobs} if self._logprobs else {})}
 
 
 class OllamaBody(Body, frozen=True, gc=False):
     options: RunnerOptions | None = None
+    prompt: msgspec.Raw = msgspec.Raw(b"")
+
+    def says_nothing(self, kind: Kind) -> bool:
+        """It only asks to load or unload its model: as `only_loads` has it, without looking at the rest."""
+        return not self.messages if kind == "chat" else memoryview(self.prompt) in _EMPTY
 
     @property
     def runner_options(self) -> RunnerOptions | None:
         return self.options
 
 
-class Ollama(Dialect):
+class Ollama(TargetDialect):
     name = "ollama"
     path_prefix = "/api/"
     paths: ClassVar = {"chat": "/api/chat", "generate": "/api/generate", "embed": "/api/embed"}
@@ -242,14 +338,21 @@ class Ollama(Dialect):
         if request.messages is None:
             body |= {"prompt": request.prompt, **without_nulls({"suffix": request.suffix})}
         else:
-            body |= {"messages": [_write_message(each) for each in request.messages], **request.logprobs}
-        body |= {"tools": request.tools} if request.tools else {}
+            body |= {"messages": [_write_message(each) for each in request.messages]}
+        body |= request.logprobs
+        body |= _write_tools(request)
         body |= {"format": request.format} if request.format else {}
         body |= without_nulls({"think": request.think})
         return body | request.extras | {"options": request.options, "stream": request.stream}
 
     def streaming_request(self, kind: Kind, body: Frame, own_name: str) -> Frame:
         return body if kind == "embed" else {**body, "stream": True}
+
+    def asks_to_stream(self, kind: Kind, asked: Body) -> bool:
+        """What there is to say of a model that was loaded or unloaded is one object, asked for or not."""
+        if isinstance(asked, OllamaBody) and asked.says_nothing(kind):
+            return False
+        return super().asks_to_stream(kind, asked)
 
     def only_loads(self, kind: Kind, body: Mapping[str, Any]) -> Loading | None:
         if kind == "embed" or body.get("messages" if kind == "chat" else "prompt"):
@@ -278,6 +381,9 @@ class Ollama(Dialect):
         if kind == "chat":
             return {"message": {"role": "assistant", "content": text, **more}, **logprobs}
         return {"response": text, **more, **logprobs}
+
+    def keeper(self, kind: Kind) -> FrameKeeper | None:
+        return FrameKeeper(kind, LINES)
 
     def plain_text(self, kind: Kind, frame: Frame) -> str | None:
         if not frame.keys() <= _PLAIN or frame.get("done") is not False:
@@ -335,6 +441,37 @@ class Ollama(Dialect):
         return {"models": entries}
 
 
+def shown_model(entry: Frame, facts: ModelFacts) -> Frame:
+    """What `/api/show` tells of a model that is only known from a list; `entry` is how it stands in ours.
+
+    Clients look up the architecture, and by its name the length of the context: so it always has one.
+    """
+    name = facts.architecture or "unknown"
+    told = {
+        "general.parameter_count": facts.parameter_count,
+        "general.organization": facts.owner,
+        f"{name}.context_length": facts.context_length,
+        f"{name}.embedding_length": facts.embedding_length,
+        f"{name}.vocab_size": facts.vocabulary_size,
+    }
+    info = {key: value for key, value in told.items() if value}
+    details = {
+        "family": facts.architecture,
+        "families": [facts.architecture] if facts.architecture else None,
+        "parameter_size": readable_count(facts.parameter_count),
+        "quantization_level": facts.quantization,
+    }
+    return {
+        "modelfile": "",
+        "parameters": "",
+        "template": "",
+        "details": {**entry["details"], **{key: value for key, value in details.items() if value}},
+        "model_info": {"general.architecture": name, **info} if info else {},
+        "capabilities": list(facts.capabilities) or ["completion"],
+        "modified_at": entry["modified_at"],
+    }
+
+
 def _read_message(message: Frame) -> Message:
     return Message(
         as_text(message.get("role")) or "user",
@@ -375,6 +512,22 @@ def _write_message(message: Message) -> Frame:
         body |= {"tool_name": message.tool_name} if message.tool_name else {}
         body |= {"tool_call_id": message.call_id} if message.call_id else {}
     return body
+
+
+def _write_tools(request: Request) -> Frame:
+    """Ollama's models decide for themselves whether they call a tool, and how many."""
+    if not request.tools or request.tool_choice == "none":
+        return {}
+    if request.tool_choice not in (None, "auto"):
+        raise UntranslatableRequest("tool_choice: this target cannot be made to call a tool", "tool_choice")
+    if request.parallel_tool_calls is False:
+        raise UntranslatableRequest(
+            # In the words of either of its callers.
+            "parallel_tool_calls (disable_parallel_tool_use): this target cannot be kept from calling "
+            "several tools",
+            "parallel_tool_calls",
+        )
+    return {"tools": request.tools}
 
 
 def _write_input(request: Request) -> Frame:

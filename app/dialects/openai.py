@@ -5,9 +5,14 @@ import struct
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import msgspec
+
+from app.dialects.facts import ModelFacts
 from app.dialects.framing import SSE_DONE
+from app.dialects.kept import FrameKeeper
 from app.dialects.neutral import Message, Part, Request
 from app.dialects.openai_answers import (
+    CHUNKS,
     OpenAIFold,
     OpenAIReader,
     OpenAIWriter,
@@ -16,7 +21,7 @@ from app.dialects.openai_answers import (
     plain_text,
     write_call,
 )
-from app.dialects.protocol import Body, Dialect, Question, Told
+from app.dialects.protocol import Body, Question, TargetDialect, Told, is_model_name
 from app.dialects.shapes import (
     Frame,
     GarbledAnswer,
@@ -45,7 +50,7 @@ _ERROR_TYPES = {
 # Ollama's own words that callers put into a body (`extra_body`) when they know what is behind it.
 _EXTRAS = ("keep_alive", "truncate", "shift")
 _EMBED_EXTRAS = ("truncate", "options", "keep_alive")
-_EFFORT_TO_THINK: dict[str, bool | str] = {
+EFFORT_TO_THINK: dict[str, bool | str] = {
     "none": False,
     "minimal": "low",
     "low": "low",
@@ -53,6 +58,15 @@ _EFFORT_TO_THINK: dict[str, bool | str] = {
     "high": "high",
     "xhigh": "high",
     "max": "high",
+}
+# How the relatives of OpenAI call the length of the context in their lists of models: vLLM and SGLang;
+# OpenRouter and Together; Groq; Mistral and LM Studio.
+_CONTEXT_LENGTHS = ("max_model_len", "context_length", "context_window", "max_context_length")
+# And what a model can do, by Ollama's word for it.
+_CAPABILITIES = {
+    "tools": frozenset({"tools", "tool_use", "function_calling"}),
+    "vision": frozenset({"vision", "image", "multimodal"}),
+    "embedding": frozenset({"embedding", "embeddings"}),
 }
 # `developer` is the newer word for a system message, `function` the older one for a tool's.
 _ROLES = {"developer": "system", "function": "tool"}
@@ -63,7 +77,7 @@ _SHARED_OPTIONS = ("temperature", "top_p", "seed", "stop", "frequency_penalty", 
 
 # Not OpenAI's own, but llama.cpp and its relatives take them under Ollama's names. Passed on rather than
 # dropped: a sampler that was silently ignored is worse than a target that says it does not know the word.
-_LLAMA_OPTIONS = (
+LLAMA_OPTIONS = (
     "top_k",
     "min_p",
     "typical_p",
@@ -78,7 +92,17 @@ _LLAMA_OPTIONS = (
 _DEFAULT_OPTIONS = {"temperature": 1.0, "top_p": 1.0}
 
 
-class OpenAI(Dialect):
+class _Routing(msgspec.Struct, frozen=True, gc=False):
+    """Without this, a body has no way to a target and back."""
+
+    model: str = ""
+    stream: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_read_routing = msgspec.json.Decoder(_Routing).decode
+
+
+class OpenAI(TargetDialect):
     name = "openai"
     path_prefix = "/v1/"
     paths: ClassVar = {
@@ -92,15 +116,23 @@ class OpenAI(Dialect):
     inventory_questions = (Question("/v1/models"),)
     embeddings_in = ("data",)
     keeps_envelopes = True
+    streams_make_wholes = False
     reader = OpenAIReader
     writer = OpenAIWriter
     fold = OpenAIFold
 
     def read_body(self, kind: Kind, body: bytes) -> Body:
-        given = super().read_body(kind, body)
-        if kind == "chat" and not given.messages:
-            raise InvalidRequest("[] is too short - 'messages'")
-        return given
+        try:
+            return super().read_body(kind, body)
+        except InvalidRequest as problem:
+            # Whatever else is wrong is for the target to say: in its own words, and if it is wrong there.
+            try:
+                given = _read_routing(body)
+            except msgspec.ValidationError:
+                raise problem from None
+            if not is_model_name(given.model):
+                raise
+            return Body(model=given.model, stream=bytes(given.stream) == b"true")
 
     def endpoint(self, kind: Kind, body: Mapping[str, Any]) -> str:
         if kind == "embed":
@@ -117,15 +149,16 @@ class OpenAI(Dialect):
         request.options = _read_options(body)
         request.format = _read_format(as_dict(body.get("response_format")))
         request.think = _read_effort(body)
-        request.stream = body.get("stream") is True
+        request.stream = _read_stream(body.get("stream"))
         if kind == "chat":
             names: dict[str, str] = {}
-            request.messages = [_read_message(as_dict(each), names) for each in as_list(body.get("messages"))]
+            request.messages = [_read_message(each, names) for each in _read_messages(body.get("messages"))]
             request.tools = _chosen_tools(body)
             wanted = {"logprobs": True, "top_logprobs": body.get("top_logprobs")}
             request.logprobs = without_nulls(wanted) if body.get("logprobs") else {}
         else:
             request.prompt, request.suffix = _read_prompt(body.get("prompt")), body.get("suffix") or None
+            request.logprobs = _read_token_lists(body.get("logprobs"))
         return request
 
     def write_request(self, kind: Kind, request: Request) -> Frame:
@@ -135,14 +168,15 @@ class OpenAI(Dialect):
             return body | {"input": request.input, "encoding_format": "float", **dimensions}
         if request.messages is None:
             body |= {"prompt": request.prompt, **without_nulls({"suffix": request.suffix})}
+            body |= {"logprobs": request.logprobs.get("top_logprobs") or 0} if request.logprobs else {}
         else:
             conversation = CallIds(request.messages)
             messages = [_write_message(message, conversation) for message in request.messages]
             body |= {"messages": messages, **request.logprobs}
-            body |= {"tools": request.tools} if request.tools else {}
+            body |= _write_tools(request)
             body |= {} if request.think is None else {"reasoning_effort": _write_effort(request.think)}
         body |= _write_options(request.options)
-        body |= {"response_format": _write_format(request.format)} if request.format else {}
+        body |= {"response_format": _write_format(request)} if request.format else {}
         usage = {"stream_options": {"include_usage": True}} if request.stream else {}
         return body | {"stream": request.stream, **usage}
 
@@ -152,8 +186,26 @@ class OpenAI(Dialect):
         stream_options = {**as_dict(body.get("stream_options")), "include_usage": True}
         return {**body, "model": own_name, "stream": True, "stream_options": stream_options}
 
+    def count_request(self, request: Request, own_name: str) -> tuple[str, Frame]:
+        """As llama.cpp has it; whoever has not says that there is no such path."""
+        return "/v1/chat/completions/input_tokens", {**self.write_request("chat", request), "model": own_name}
+
+    def read_count(self, answer: Frame) -> int | None:
+        count = answer.get("input_tokens")
+        return count if isinstance(count, int) and not isinstance(count, bool) and count >= 0 else None
+
+    def own_request(self, body: Frame, own_name: str) -> Frame:
+        return body if body.get("model") == own_name else {**body, "model": own_name}
+
+    def check_whole(self, answer: Frame) -> None:
+        if not isinstance(answer.get("choices"), list):
+            raise GarbledAnswer("no choices", str(answer)[:500])
+
     def part_of(self, kind: Kind, frame: Frame) -> Part | None:
         return part_of(frame)
+
+    def keeper(self, kind: Kind) -> FrameKeeper | None:
+        return FrameKeeper(kind, CHUNKS)
 
     def plain_text(self, kind: Kind, frame: Frame) -> str | None:
         return plain_text(frame) if kind == "chat" else None
@@ -163,7 +215,7 @@ class OpenAI(Dialect):
         bare = [{**each, "message": {**as_dict(each.get("message")), "content": None}} for each in choices]
         return part_of({"choices": bare}) if kind == "chat" else None
 
-    def identified(self, kind: Kind, response: Frame, answer_id: str) -> Frame:
+    def identified(self, kind: Kind, response: Frame, answer_id: str, asked: Mapping[str, Any]) -> Frame:
         return response if kind == "embed" else {**response, "id": completion_id(kind, answer_id)}
 
     def read_embeddings(self, answer: Mapping[str, Any]) -> tuple[list[Any], int]:
@@ -185,9 +237,7 @@ class OpenAI(Dialect):
         return {"object": "list", "data": data, "model": model, "usage": usage}
 
     def error(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> Frame:
-        fallback = "invalid_request_error" if 400 <= status < 500 else "api_error"
-        kind = _ERROR_TYPES.get(status, fallback)
-        return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+        return error_body(status, message, param, code)
 
     def read_inventory(self, answers: Mapping[str, Frame | None]) -> Told:
         models = as_dict(answers["/v1/models"]).get("data")
@@ -202,12 +252,69 @@ class OpenAI(Dialect):
         created = model.get("created")
         return created if isinstance(created, int) and 0 <= created < 1 << 36 else 0
 
+    def model_facts(self, model: Frame) -> ModelFacts:
+        meta = as_dict(model.get("meta"))
+        # Of several, the least is what can be sent: what it was trained for may be more.
+        said = [as_count(meta.get("n_ctx")), *(as_count(model.get(name)) for name in _CONTEXT_LENGTHS)]
+        told = [length for length in said if length] or [as_count(meta.get("n_ctx_train"))]
+        return ModelFacts(
+            architecture=as_text(model.get("arch")),
+            context_length=min(told),
+            parameter_count=as_count(meta.get("n_params")),
+            embedding_length=as_count(meta.get("n_embd")),
+            vocabulary_size=as_count(meta.get("n_vocab")),
+            quantization=as_text(meta.get("ftype")) or as_text(model.get("quantization")),
+            owner=as_text(model.get("owned_by")),
+            capabilities=_capabilities(model),
+        )
+
     def model_entry(self, name: str, created: int, own: Frame | None) -> Frame:
         foreign = {"id": name, "object": "model", "created": created, "owned_by": "library"}
         return foreign if own is None else own
 
     def models_list(self, entries: list[Frame]) -> Frame:
         return {"object": "list", "data": entries}
+
+
+def _capabilities(model: Frame) -> tuple[str, ...]:
+    told = model.get("capabilities")
+    if isinstance(told, dict):
+        told = [name for name, can in told.items() if can is True]
+    kinds = as_dict(model.get("architecture"))
+    words = {
+        word
+        for source in (
+            told,
+            kinds.get("input_modalities"),
+            model.get("supported_parameters"),
+            [model.get("type")],
+        )
+        for word in as_list(source)
+        if isinstance(word, str)
+    }
+    found = [name for name, synonyms in _CAPABILITIES.items() if words & synonyms]
+    return tuple(found) if "embedding" in found else ("completion", *found)
+
+
+def error_body(status: int, message: str, param: str | None, code: str | None) -> Frame:
+    """As all of OpenAI's surfaces say it."""
+    fallback = "invalid_request_error" if 400 <= status < 500 else "api_error"
+    kind = _ERROR_TYPES.get(status, fallback)
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def _read_stream(stream: Any) -> bool:
+    if stream is not None and not isinstance(stream, bool):
+        raise UntranslatableRequest("stream must be true or false", "stream")
+    return stream is True
+
+
+def _read_messages(messages: Any) -> list[Frame]:
+    if not messages and (messages is None or isinstance(messages, list)):
+        raise UntranslatableRequest("[] is too short - 'messages'", "messages")
+    if not isinstance(messages, list) or len(as_frames(messages)) != len(messages):
+        raise UntranslatableRequest("messages must be a list of objects", "messages")
+    return messages
 
 
 def _read_message(message: Frame, names: dict[str, str]) -> Message:
@@ -271,6 +378,17 @@ def _read_prompt(prompt: Any) -> str:
     return prompt or ""
 
 
+def _read_token_lists(wanted: Any) -> Frame:
+    """In the older completions `logprobs` is the number of the likeliest tokens, zero being one."""
+    if wanted is None or wanted is False:
+        return {}
+    if wanted is True:
+        return {"logprobs": True}
+    if not isinstance(wanted, int) or wanted < 0:
+        raise UntranslatableRequest("logprobs must be a number of tokens", "logprobs")
+    return {"logprobs": True, **({"top_logprobs": wanted} if wanted else {})}
+
+
 def _read_format(response_format: Frame) -> Any:
     match response_format.get("type"):
         case "json_object":
@@ -281,10 +399,26 @@ def _read_format(response_format: Frame) -> Any:
             return None
 
 
-def _write_format(neutral: Any) -> Frame:
-    if isinstance(neutral, dict):
-        return {"type": "json_schema", "json_schema": {"name": "response", "schema": neutral}}
+def _write_format(request: Request) -> Frame:
+    if isinstance(request.format, dict):
+        details = {"name": "response", **request.format_details}
+        return {"type": "json_schema", "json_schema": {**details, "schema": request.format}}
     return {"type": "json_object"}
+
+
+def _write_tools(request: Request) -> Frame:
+    if not request.tools:
+        return {}
+    choice = request.tool_choice
+    if isinstance(choice, dict):
+        choice = {"type": "function", "function": choice}
+    return without_nulls(
+        {
+            "tools": request.tools,
+            "tool_choice": choice,
+            "parallel_tool_calls": request.parallel_tool_calls,
+        }
+    )
 
 
 def _read_effort(body: Frame) -> bool | str | None:
@@ -294,11 +428,11 @@ def _read_effort(body: Frame) -> bool | str | None:
     effort = as_dict(body.get("reasoning")).get("effort") or body.get("reasoning_effort")
     if not effort:
         return None
-    if not isinstance(effort, str) or effort not in _EFFORT_TO_THINK:
+    if not isinstance(effort, str) or effort not in EFFORT_TO_THINK:
         raise UntranslatableRequest(
             f'invalid reasoning value: \'{effort}\' (must be "high", "medium", "low", or "none")'
         )
-    return _EFFORT_TO_THINK[effort]
+    return EFFORT_TO_THINK[effort]
 
 
 def _write_effort(think: bool | str) -> str:
@@ -310,7 +444,7 @@ def _write_effort(think: bool | str) -> str:
 def _write_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     """Ollama's `options` as top-level fields of an OpenAI body. Runner options have no counterpart."""
     given = without_nulls(options or {})
-    sampling = {name: given[name] for name in (*_SHARED_OPTIONS, *_LLAMA_OPTIONS) if name in given}
+    sampling = {name: given[name] for name in (*_SHARED_OPTIONS, *LLAMA_OPTIONS) if name in given}
     limit = given.get("num_predict")
     # Zero and below mean "no limit" (-1) or "fill the context" (-2): OpenAI says that by saying nothing.
     if isinstance(limit, int | float) and limit > 0:
@@ -325,7 +459,7 @@ def _read_options(body: Mapping[str, Any]) -> dict[str, Any]:
     """
     given = without_nulls(body)
     options: dict[str, Any] = {**_DEFAULT_OPTIONS, **without_nulls(as_dict(body.get("options")))}
-    options.update({name: given[name] for name in (*_SHARED_OPTIONS, *_LLAMA_OPTIONS) if name in given})
+    options.update({name: given[name] for name in (*_SHARED_OPTIONS, *LLAMA_OPTIONS) if name in given})
     if "repetition_penalty" in given:
         options.setdefault("repeat_penalty", given["repetition_penalty"])
     limit = given.get("max_completion_tokens", given.get("max_tokens"))

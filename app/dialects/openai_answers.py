@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+from app.dialects.kept import FrameShapes, FrameTeller
 from app.dialects.neutral import Delta, End, Part, ToolCall
 from app.dialects.protocol import AnswerReader, AnswerWriter, Fold
-from app.dialects.shapes import Frame, Kind, as_dict, as_list, as_text
+from app.dialects.shapes import Frame, Kind, as_dict, as_frames, as_list, as_text, join, without_nulls
 from app.dialects.toolcalls import CallAssembler, arguments_text
 from app.dialects.usage import Usage, from_milliseconds, tokens
 
@@ -21,6 +22,14 @@ _PLAIN = frozenset({"id", "object", "created", "model", "system_fingerprint", "c
 # Ollama says the role with every word.
 _PLAIN_DELTA = frozenset({"role", "content"})
 _PLAIN_CHOICE = frozenset({"index", "delta", "finish_reason", "logprobs"})
+_CHOICE = frozenset({"index", "delta", "message", "text", "finish_reason", "logprobs"})
+_DELTA = frozenset({"role", "content", "refusal", "reasoning_content", "reasoning", "tool_calls"})
+# The same in every chunk of an answer.
+_LASTING = frozenset({"model", "system_fingerprint", "service_tier"})
+# Where nothing else is, nothing is said.
+_SILENT = _PLAIN | {"service_tier", "obfuscation"}
+# What every answer has, under names of its own in each dialect.
+_TOLD_ELSEWHERE = _PLAIN | {"usage"}
 
 
 def completion_id(kind: Kind, answer_id: str) -> str:
@@ -64,6 +73,49 @@ def plain_text(chunk: Frame) -> str | None:
     return text if isinstance(text, str) else None
 
 
+class ChunkShapes(FrameShapes):
+    def timeless(self, frame: Frame) -> Frame:
+        return {**frame, "id": None, "created": None}
+
+    def says(self, kind: Kind, frame: Frame) -> str | None:
+        choices = frame.get("choices")
+        if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
+            return None
+        choice = choices[0]
+        if _index(choice) or choice.get("logprobs"):
+            return None
+        if kind != "chat":
+            return as_text(choice.get("text")) or None
+        delta = as_dict(choice.get("delta"))
+        text = as_text(delta.get("content"))
+        is_all = all(not value for name, value in delta.items() if name not in _PLAIN_DELTA)
+        return text if text and is_all else None
+
+    def with_text(self, kind: Kind, frame: Frame, text: str) -> Frame:
+        choice = frame["choices"][0]
+        said = {"text": text} if kind != "chat" else {"delta": {**choice["delta"], "content": text}}
+        return {**frame, "choices": [{**choice, **said}]}
+
+    def can_wait(self, kind: Kind, frame: Frame) -> bool:
+        choices = as_frames(frame.get("choices"))
+        if any(_spoken(choice) or choice.get("text") or choice.get("logprobs") for choice in choices):
+            return False
+        if any(choice.get("finish_reason") for choice in choices):
+            return True
+        if frame.get("usage"):
+            return not choices
+        return without_nulls(frame).keys() <= _SILENT and all(
+            without_nulls(choice).keys() <= _CHOICE for choice in choices
+        )
+
+
+CHUNKS = ChunkShapes()
+
+
+def _spoken(choice: Frame) -> Frame:
+    return {n: value for n, value in _said(choice).items() if n != "role" and value not in (None, "", [])}
+
+
 def _said(choice: Frame) -> Frame:
     """A server that does not stream answers with a `message` where a chunk has its `delta`."""
     return as_dict(choice.get("delta")) or as_dict(choice.get("message"))
@@ -76,7 +128,7 @@ def _index(choice: Frame) -> int:
 
 def _without_end(choice: Frame) -> Frame | None:
     """The choice as far as something is said in it."""
-    spoken = {n: value for n, value in _said(choice).items() if n != "role" and value not in (None, "", [])}
+    spoken = _spoken(choice)
     text = as_text(choice.get("text"))
     logprobs = choice.get("logprobs")
     if not spoken and not text and not logprobs:
@@ -111,6 +163,7 @@ class OpenAIReader(AnswerReader):
         # How each choice ended that has begun.
         self._reasons: dict[int, Any] = {}
         self._calls = CallAssembler()
+        self._extras: Frame = {}
 
     @property
     def complete(self) -> bool:
@@ -126,8 +179,9 @@ class OpenAIReader(AnswerReader):
             if reason or index not in self._reasons:
                 self._reasons[index] = reason
             if _has_output(choice):
-                self._first_output_at = self._first_output_at or at
-                self._last_output_at = at
+                # What is said and ended at once was written all the time.
+                begun = self._first_output_at or (self._started_at if reason else at)
+                self._first_output_at, self._last_output_at = begun, at
 
     def note_text(self, text: str, at: datetime) -> None:
         if text:
@@ -135,13 +189,11 @@ class OpenAIReader(AnswerReader):
             self._last_output_at = at
 
     def deltas(self, frame: Frame) -> list[Delta]:
-        deltas = []
-        for item in as_list(frame.get("choices")):
-            choice = as_dict(item)
-            # The others have one answer where this one may have `n`.
-            if not choice.get("index"):
-                deltas.append(self._delta(choice))
-        return deltas
+        if not frame.keys() <= _TOLD_ELSEWHERE:
+            join(self._extras, _except(frame, _TOLD_ELSEWHERE))
+        choices = as_frames(frame.get("choices"))
+        # The others have one answer where this one may have `n`.
+        return [self._delta(choice) for choice in choices if not choice.get("index")]
 
     def _delta(self, choice: Frame) -> Delta:
         said = _said(choice)
@@ -149,12 +201,13 @@ class OpenAIReader(AnswerReader):
             self._calls.add(as_list(said["tool_calls"]))
         text = as_text(said.get("content")) or as_text(said.get("refusal")) or as_text(choice.get("text"))
         thinking = as_text(said.get("reasoning_content")) or as_text(said.get("reasoning"))
-        logprobs = choice.get("logprobs")
-        return Delta(text, thinking, logprobs=as_list(as_dict(logprobs).get("content")) if logprobs else None)
+        if not (choice.keys() <= _CHOICE and said.keys() <= _DELTA):
+            join(self._extras, _except(choice, _CHOICE) | _except(said, _DELTA))
+        return Delta(text, thinking, logprobs=_read_logprobs(as_dict(choice.get("logprobs"))))
 
     def end(self) -> End | None:
         reason = self._reasons.get(0)
-        return End(as_text(reason), self.usage(), self._calls.calls()) if reason else None
+        return End(as_text(reason), self.usage(), self._calls.calls(), self._extras) if reason else None
 
     def usage(self) -> Usage:
         """Until the first output, and from there to the last."""
@@ -178,6 +231,24 @@ def _has_output(choice: Frame) -> bool:
     return bool(written or said.get("tool_calls") or choice.get("text"))
 
 
+def _except(frame: Frame, names: frozenset[str]) -> Frame:
+    return {name: value for name, value in frame.items() if name not in names and value is not None}
+
+
+def _read_logprobs(logprobs: Frame) -> list[Any] | None:
+    """One entry for each token; the older completions have a list for each of their properties instead."""
+    if "tokens" not in logprobs:
+        return as_list(logprobs.get("content")) or None
+    figures, tops = as_list(logprobs.get("token_logprobs")), as_list(logprobs.get("top_logprobs"))
+    entries = []
+    for position, token in enumerate(as_list(logprobs["tokens"])):
+        entry: Frame = {"token": token, "logprob": figures[position] if position < len(figures) else None}
+        top = as_dict(tops[position]) if position < len(tops) else {}
+        entry["top_logprobs"] = [{"token": word, "logprob": figure} for word, figure in top.items()]
+        entries.append(entry)
+    return entries or None
+
+
 class OpenAIWriter(AnswerWriter):
     """The first chunk carries the role, then come the deltas, one with nothing but the finish reason, and the
     usage chunk when it is wanted."""
@@ -199,10 +270,15 @@ class OpenAIWriter(AnswerWriter):
         # The choices that have had their role.
         self._begun: set[int] = set()
         self._calls_sent = 0
+        # How many characters the tokens have that were told with their probabilities.
+        self._offset = 0
+        self._kept = FrameTeller(kind, CHUNKS)
 
     def delta(self, delta: Delta, at: datetime) -> list[Frame]:
         if not self._chat:
-            return [self._chunk({"text": delta.text})] if delta.text else []
+            if not delta.text and not delta.logprobs:
+                return []
+            return [self._chunk({"text": delta.text}, logprobs=self._token_lists(delta.logprobs))]
         said: Frame = {}
         if delta.thinking:
             # Ollama calls it one thing, DeepSeek and llama.cpp the other; clients look for either.
@@ -215,6 +291,20 @@ class OpenAIWriter(AnswerWriter):
             return []
         logprobs = {"content": delta.logprobs, "refusal": None} if delta.logprobs else None
         return [self._chunk({"delta": self._with_role(said)}, logprobs=logprobs)]
+
+    def _token_lists(self, entries: Any) -> Frame | None:
+        """Probabilities as the older completions tell them."""
+        if not entries:
+            return None
+        lists: Frame = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for entry in as_frames(entries):
+            token, tops = as_text(entry.get("token")), as_frames(entry.get("top_logprobs"))
+            lists["tokens"].append(token)
+            lists["token_logprobs"].append(entry.get("logprob"))
+            lists["top_logprobs"].append({as_text(top.get("token")): top.get("logprob") for top in tops})
+            lists["text_offset"].append(self._offset)
+            self._offset += len(token)
+        return lists
 
     def _with_role(self, said: Frame) -> Frame:
         if 0 in self._begun:
@@ -242,7 +332,36 @@ class OpenAIWriter(AnswerWriter):
             counts = {"prompt_tokens": prompt, "completion_tokens": completion}
             usage = {**counts, "total_tokens": prompt + completion}
             chunks.append({**self._translated, "choices": [], "usage": usage})
+        # Where llama.cpp has its own figures, and under its names.
+        chunks[-1] |= _timings(end.usage) | _except(end.extras, _TOLD_ELSEWHERE)
         return chunks
+
+    def told(self, part: Part, at: datetime) -> list[Frame]:
+        frames = self._kept.frames(part)
+        return [self.say(part, at)] if frames is None else self._as_asked(frames)
+
+    def foresee(self, result: Mapping[str, Any]) -> None:
+        lasting = {name: value for name, value in result.items() if name in _LASTING}
+        self._envelope = {**_except(self._envelope, _LASTING), "model": self._model, **lasting}
+
+    def _as_asked(self, chunks: list[Frame]) -> list[Frame]:
+        """The target was asked for its counts in any case, for the ledger."""
+        told: list[Frame] = []
+        for each in chunks:
+            chunk = {**each, "id": self._envelope["id"], "created": self._envelope["created"]}
+            if not self._include_usage and "usage" in chunk:
+                if chunk["usage"] is None:
+                    del chunk["usage"]
+                elif not chunk.get("choices"):
+                    # Without it, what else it says would stand in the chunk before it.
+                    more = _except(chunk, _TOLD_ELSEWHERE)
+                    if told:
+                        told[-1] |= more
+                    elif more:
+                        told.append(_without(chunk, "usage"))
+                    continue
+            told.append(chunk)
+        return told
 
     def say(self, part: Part, at: datetime) -> Frame:
         if isinstance(part, str):
@@ -252,16 +371,19 @@ class OpenAIWriter(AnswerWriter):
         return {**self._envelope, **part, "choices": choices}
 
     def ending(self, result: Mapping[str, Any], at: datetime) -> list[Frame]:
+        if self._kept.ends is not None:
+            return self._as_asked(self._kept.ends)
         frames: list[Frame] = []
-        for each in as_list(result.get("choices")):
-            choice = as_dict(each)
+        for choice in as_frames(result.get("choices")):
             said: Frame = {"delta": {}} if self._chat else {"text": ""}
-            end = {"index": choice.get("index") or 0, **said}
+            end = {"index": choice.get("index") or 0, **said, **_except(choice, _CHOICE)}
             frames.append(
                 {**self._envelope, "choices": [self._whole(end, choice.get("finish_reason") or "stop")]}
             )
         if self._include_usage and isinstance(result.get("usage"), dict):
             frames.append({**self._envelope, "choices": [], "usage": result["usage"]})
+        if frames:
+            frames[-1] |= _except(dict(result), _TOLD_ELSEWHERE)
         return frames
 
     def _whole(self, choice: Frame, reason: str | None = None) -> Frame:
@@ -270,6 +392,23 @@ class OpenAIWriter(AnswerWriter):
             self._begun.add(index)
             choice = {**choice, "delta": {"role": "assistant", "content": "", **choice["delta"]}}
         return {**choice, "logprobs": choice.get("logprobs"), "finish_reason": reason}
+
+
+def _without(frame: Frame, name: str) -> Frame:
+    return {each: value for each, value in frame.items() if each != name}
+
+
+def _timings(usage: Usage) -> Frame:
+    if not usage["prefill_seconds"] and not usage["decode_seconds"]:
+        return {}
+    return {
+        "timings": {
+            "prompt_n": usage["prompt_tokens"],
+            "prompt_ms": round(usage["prefill_seconds"] * 1000, 3),
+            "predicted_n": usage["completion_tokens"],
+            "predicted_ms": round(usage["decode_seconds"] * 1000, 3),
+        }
+    }
 
 
 class OpenAIFold(Fold):
@@ -318,6 +457,7 @@ class _Choice:
         self._text = ""
         self._calls = CallAssembler()
         self._logprobs: Frame | None = None
+        self._more: Frame = {}
         self.finish_reason: str | None = None
 
     def feed(self, choice: Frame) -> None:
@@ -325,7 +465,9 @@ class _Choice:
         self._text += as_text(choice.get("text"))
         if isinstance(choice.get("logprobs"), dict):
             self._logprobs = self._logprobs or {}
-            _join(self._logprobs, choice["logprobs"])
+            join(self._logprobs, choice["logprobs"])
+        if not choice.keys() <= _CHOICE:
+            self._more |= _except(choice, _CHOICE)
         said = choice.get("delta", choice.get("message"))
         if isinstance(said, dict):
             self._is_chat = True
@@ -336,7 +478,7 @@ class _Choice:
             if "tool_calls" in said:
                 self._calls.add(as_list(said["tool_calls"]))
                 said = {name: value for name, value in said.items() if name != "tool_calls"}
-            _join(self._message, said)
+            join(self._message, said)
 
     def say(self, text: str, *, chat: bool) -> None:
         if chat:
@@ -352,22 +494,17 @@ class _Choice:
 
     def whole(self) -> Frame:
         self._join_said()
-        ending = {"logprobs": self._logprobs, "finish_reason": self.finish_reason}
+        ending = {"logprobs": self._logprobs, "finish_reason": self.finish_reason, **self._more}
         if not self._is_chat:
             return {"text": self._text, **ending}
         message = dict(self._message)
         if self._calls:
-            calls = self._calls.calls()
-            message["tool_calls"] = [write_call(call.id, call.name, call.arguments) for call in calls]
+            message["tool_calls"] = self._whole_calls()
         return {"message": message, **ending}
 
-
-def _join(whole: Frame, more: Frame) -> None:
-    """Text and lists grow, anything else is replaced, and the role is said once."""
-    for name, value in more.items():
-        known = whole.get(name)
-        grows = isinstance(known, str) and isinstance(value, str) and name != "role"
-        if grows or (isinstance(known, list) and isinstance(value, list)):
-            whole[name] = known + value
-        elif value is not None or name not in whole:
-            whole[name] = value
+    def _whole_calls(self) -> list[Frame]:
+        calls = []
+        for call, (more, of_function) in zip(self._calls.calls(), self._calls.extras(), strict=True):
+            whole = write_call(call.id, call.name, call.arguments)
+            calls.append({**whole, "function": {**whole["function"], **of_function}, **more})
+        return calls

@@ -14,7 +14,12 @@ MAX_COUNT = 2**63 - 1
 
 
 class UntranslatableRequest(ValueError):
-    """The request says something that the other dialect has no words for; the message is for the caller."""
+    """The request says something that the other dialect has no words for; the message is for the caller, and
+    `param` names what it is about."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class GarbledAnswer(ValueError):
@@ -54,6 +59,17 @@ def as_count(value: Any) -> int:
 
 def without_nulls(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def join(whole: Frame, more: Frame) -> None:
+    """Text and lists grow, anything else is replaced unless by nothing, and the role is said once."""
+    for name, value in more.items():
+        known = whole.get(name)
+        grows = isinstance(known, str) and isinstance(value, str) and name != "role"
+        if grows or (isinstance(known, list) and isinstance(value, list)):
+            whole[name] = known + value
+        elif value is not None or name not in whole:
+            whole[name] = value
 
 
 def nanoseconds(seconds: float) -> int:

@@ -4,7 +4,10 @@ import json
 from typing import Any
 
 from app.dialects.neutral import Message, ToolCall
-from app.dialects.shapes import Frame, as_dict, as_text
+from app.dialects.shapes import Frame, as_dict, as_text, join
+
+_FRAGMENT = frozenset({"index", "id", "type", "function"})
+_FUNCTION = frozenset({"name", "arguments"})
 
 
 def read_call(call: Any) -> ToolCall:
@@ -44,6 +47,8 @@ class CallAssembler:
 
     def __init__(self) -> None:
         self._calls: dict[int, ToolCall] = {}
+        # What else is said of a call, and of its function.
+        self._extras: dict[int, tuple[Frame, Frame]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._calls)
@@ -51,13 +56,23 @@ class CallAssembler:
     def add(self, fragments: list[Any]) -> None:
         for position, item in enumerate(fragments):
             fragment = as_dict(item)
-            call = self._calls.setdefault(self._index(fragment, position), ToolCall("", "", ""))
+            index = self._index(fragment, position)
+            call = self._calls.setdefault(index, ToolCall("", "", ""))
+            self._add_extras(index, fragment)
             more = read_call(fragment)
             call.id = call.id or more.id
             call.name = call.name or more.name
             if more.arguments is not None:
                 whole = isinstance(more.arguments, str)
                 call.arguments += more.arguments if whole else arguments_text(more.arguments)
+
+    def _add_extras(self, index: int, fragment: Frame) -> None:
+        function = as_dict(fragment.get("function"))
+        if fragment.keys() <= _FRAGMENT and function.keys() <= _FUNCTION:
+            return
+        of_call, of_function = self._extras.setdefault(index, ({}, {}))
+        join(of_call, {name: value for name, value in fragment.items() if name not in _FRAGMENT})
+        join(of_function, {name: value for name, value in function.items() if name not in _FUNCTION})
 
     def _index(self, fragment: Frame, position: int) -> int:
         """Some servers leave the index out: then an id that was not seen yet begins the next call."""
@@ -75,6 +90,10 @@ class CallAssembler:
     def calls(self) -> list[ToolCall]:
         """In the order of their index; the arguments are texts."""
         return [self._calls[index] for index in sorted(self._calls)]
+
+    def extras(self) -> list[tuple[Frame, Frame]]:
+        """What else their fragments said, of the call and of its function, in the same order."""
+        return [self._extras.get(index, ({}, {})) for index in sorted(self._calls)]
 
 
 class CallIds:

@@ -13,14 +13,14 @@ from datetime import datetime
 from typing import Any
 
 from app.dialects.neutral import Delta
-from app.dialects.protocol import Dialect
+from app.dialects.protocol import Dialect, TargetDialect
 from app.dialects.shapes import Frame, Kind, error_message, nanoseconds
 from app.dialects.usage import Usage
 
 CUT_SHORT = "the answer was cut short"
 
 
-def translate_request(kind: Kind, body: Frame, source: Dialect, to: Dialect) -> Frame:
+def translate_request(kind: Kind, body: Frame, source: Dialect, to: TargetDialect) -> Frame:
     """The body as the other dialect says it; the very same object where there is nothing to translate.
 
     Raises UntranslatableRequest, with a message for the caller.
@@ -58,6 +58,8 @@ class ResponseTranslator:
         self.writer = to.writer(kind, model, answer_id, started_at, include_usage=include_usage)
         self.finished = False
         self.error: str | None = None
+        # The source's own, as it came.
+        self.error_document: Frame | None = None
 
     def feed(self, frame: Frame, at: datetime) -> list[Frame]:
         """Raises GarbledAnswer for embeddings that are none."""
@@ -65,6 +67,7 @@ class ResponseTranslator:
             return []
         error = error_message(frame)
         if error is not None:
+            self.error_document = frame
             return self._fail(error, frame if self._verbatim else None)
         self._reader.note(frame, at)
         if self._kind == "embed":

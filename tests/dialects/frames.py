@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from app.dialects import DIALECTS
+from app.dialects import TARGET_DIALECTS
 from app.dialects.protocol import Fold, IncompleteAnswer
 from app.dialects.shapes import Frame, Kind
 from app.dialects.translate import ResponseTranslator
@@ -28,26 +28,28 @@ def at(seconds: float) -> datetime:
 
 
 def make(kind: Any, source: Any, to: Any, **more: Any) -> ResponseTranslator:
-    return ResponseTranslator(kind, DIALECTS[source], DIALECTS[to], "my-model", "01J0", START, **more)
+    return ResponseTranslator(
+        kind, TARGET_DIALECTS[source], TARGET_DIALECTS[to], "my-model", "01J0", START, **more
+    )
 
 
 def translate_request(kind: Kind, body: Frame, source: str, to: str) -> Frame:
-    return translate_between(kind, body, DIALECTS[source], DIALECTS[to])
+    return translate_between(kind, body, TARGET_DIALECTS[source], TARGET_DIALECTS[to])
 
 
 def translate_response(
     kind: Kind, answer: Frame, source: str, to: str, *, model: str, answer_id: str, at: datetime
 ) -> Frame:
     """A whole answer, the way its frames would have gone. An error comes out as the error body of `to`."""
-    translator = ResponseTranslator(kind, DIALECTS[source], DIALECTS[to], model, answer_id, at)
+    translator = ResponseTranslator(kind, TARGET_DIALECTS[source], TARGET_DIALECTS[to], model, answer_id, at)
     folder = folder_of(kind, to)
     for frame in (*translator.feed(answer, at), *translator.finish(at)):
         folder.feed(frame)
-    return folder.response() if folder.error is None else DIALECTS[to].error(500, folder.error)
+    return folder.response() if folder.error is None else TARGET_DIALECTS[to].error(500, folder.error)
 
 
 def folder_of(kind: Kind, dialect: str) -> Fold:
-    return DIALECTS[dialect].fold(kind)
+    return TARGET_DIALECTS[dialect].fold(kind)
 
 
 def is_complete(folder: Fold) -> bool:
@@ -90,6 +92,7 @@ def chunk(delta: dict[str, Any] | None = None, finish: str | None = None, **more
 
 PAIRS = [("ollama", "openai"), ("openai", "ollama"), ("ollama", "ollama"), ("openai", "openai")]
 USAGE = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
+TIMINGS = {"prompt_n": 5, "prompt_ms": 1000.0, "predicted_n": 7, "predicted_ms": 2000.0}
 
 
 def is_error(frame: dict[str, Any], dialect: str) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dialects import DIALECTS
+from app.dialects import TARGET_DIALECTS
 from app.dialects.framing import MAX_LINE_BYTES, SSE_DONE, SSE_KEEP_ALIVE, parse_frame
 from app.dialects.shapes import Frame, GarbledAnswer
 
@@ -18,10 +18,10 @@ FRAMES: list[dict[str, Any]] = [{"a": "ä\n"}, {"b": [1, 2.5, None]}, {"done": T
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 @pytest.mark.parametrize("dialect", ["ollama", "openai"])
 def test_what_is_encoded_is_decoded_in_pieces_of_any_size(dialect: Any, size: int) -> None:
-    data = b"".join(DIALECTS[dialect].encode(frame) for frame in FRAMES)
+    data = b"".join(TARGET_DIALECTS[dialect].encode(frame) for frame in FRAMES)
     if dialect == "openai":
         data = SSE_KEEP_ALIVE + data + SSE_DONE
-    decoder = DIALECTS[dialect].decoder()
+    decoder = TARGET_DIALECTS[dialect].decoder()
     frames = [each for at in range(0, len(data), size) for each in decoder.feed(data[at : at + size])]
     assert frames == FRAMES
     assert decoder.finish() == []
@@ -29,18 +29,18 @@ def test_what_is_encoded_is_decoded_in_pieces_of_any_size(dialect: Any, size: in
 
 
 def test_the_wire_is_what_the_real_servers_send() -> None:
-    assert DIALECTS["ollama"].encode({"a": "ä"}) == '{"a":"ä"}\n'.encode()
-    assert DIALECTS["openai"].encode({"a": 1}) == b'data: {"a":1}\n\n'
+    assert TARGET_DIALECTS["ollama"].encode({"a": "ä"}) == '{"a":"ä"}\n'.encode()
+    assert TARGET_DIALECTS["openai"].encode({"a": 1}) == b'data: {"a":1}\n\n'
 
 
 def test_a_last_line_without_newline_counts() -> None:
-    decoder = DIALECTS["ollama"].decoder()
+    decoder = TARGET_DIALECTS["ollama"].decoder()
     assert decoder.feed(b'{"a":1}') == []
     assert decoder.finish() == [{"a": 1}]
 
 
 def test_the_rest_of_the_sse_grammar_is_passed_over() -> None:
-    decoder = DIALECTS["openai"].decoder()
+    decoder = TARGET_DIALECTS["openai"].decoder()
     data = b': ping\r\nevent: message\r\nid: 5\r\nretry: 10\r\ndata:{"a":1}\r\n\r\nerror: {"error":"x"}\n\n'
     assert decoder.feed(data) == [{"a": 1}, {"error": "x"}]
 
@@ -61,13 +61,13 @@ def test_the_rest_of_the_sse_grammar_is_passed_over() -> None:
 @pytest.mark.parametrize("dialect", ["ollama", "openai"])
 def test_garbage_is_named_with_a_piece_of_it(dialect: Any, data: bytes) -> None:
     with pytest.raises(GarbledAnswer) as garbled:
-        DIALECTS[dialect].decoder().feed(data)
+        TARGET_DIALECTS[dialect].decoder().feed(data)
     assert len(str(garbled.value)) < 600
 
 
 def test_a_line_without_end_is_garbage() -> None:
     with pytest.raises(GarbledAnswer, match="a line longer than"):
-        DIALECTS["ollama"].decoder().feed(b"x" * (MAX_LINE_BYTES + 1))
+        TARGET_DIALECTS["ollama"].decoder().feed(b"x" * (MAX_LINE_BYTES + 1))
 
 
 def test_a_whole_body_is_parsed_alike() -> None:
@@ -82,20 +82,20 @@ def chunk(text: str, **beside: Any) -> Frame:
 
 
 def test_of_a_frame_that_is_the_last_one_again_only_the_text_is_read() -> None:
-    decoder = DIALECTS["openai"].text_decoder("chat")
-    data = b"".join(DIALECTS["openai"].encode(chunk(text)) for text in ("a", 'b "ü\\', "", "d"))
+    decoder = TARGET_DIALECTS["openai"].text_decoder("chat")
+    data = b"".join(TARGET_DIALECTS["openai"].encode(chunk(text)) for text in ("a", 'b "ü\\', "", "d"))
     assert decoder.hear(data) == [chunk("a"), 'b "ü\\', "", "d"]
 
 
 def test_where_anything_else_differs_the_whole_frame_is_read() -> None:
-    decoder = DIALECTS["openai"].text_decoder("chat")
+    decoder = TARGET_DIALECTS["openai"].text_decoder("chat")
     frames = [chunk("a"), chunk("b", model="other"), chunk("c"), chunk("d", usage={"prompt_tokens": 1})]
-    assert decoder.hear(b"".join(map(DIALECTS["openai"].encode, frames))) == frames
+    assert decoder.hear(b"".join(map(TARGET_DIALECTS["openai"].encode, frames))) == frames
 
 
 def test_a_line_that_only_begins_and_ends_alike_is_no_repetition() -> None:
-    decoder = DIALECTS["openai"].text_decoder("chat")
-    line = DIALECTS["openai"].encode(chunk("TEXT"))
+    decoder = TARGET_DIALECTS["openai"].text_decoder("chat")
+    line = TARGET_DIALECTS["openai"].encode(chunk("TEXT"))
     assert decoder.hear(line) == [chunk("TEXT")]
     odd = line.replace(b"TEXT", b'b"},"odd":{"content":"c')
     [frame] = decoder.hear(odd)
@@ -123,7 +123,7 @@ def test_texts_and_frames_together_say_what_the_frames_do(
     for frame in frames:
         written = json.dumps(frame, ensure_ascii=ascii_only, separators=None if spaced else (",", ":"))
         lines.append(b"data: " + written.encode() + b"\n\n")
-    decoder = DIALECTS["openai"].text_decoder("chat")
+    decoder = TARGET_DIALECTS["openai"].text_decoder("chat")
     told: list[Frame] = []
     for line in lines:
         for heard in decoder.hear(line):
@@ -133,4 +133,4 @@ def test_texts_and_frames_together_say_what_the_frames_do(
                 told.append(again)
             else:
                 told.append(heard)
-    assert told == [each for line in lines for each in DIALECTS["openai"].decoder().feed(line)]
+    assert told == [each for line in lines for each in TARGET_DIALECTS["openai"].decoder().feed(line)]

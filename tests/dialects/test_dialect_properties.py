@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dialects import DIALECTS
+from app.dialects import TARGET_DIALECTS
 from app.dialects.shapes import GarbledAnswer, UntranslatableRequest, error_message
 from tests.dialects.frames import (
     FINAL,
@@ -240,7 +240,7 @@ def test_any_frames_end_with_exactly_one_terminal_frame(
 
 @given(st.lists(ARGUMENTS, max_size=4), st.sampled_from(["ollama", "openai"]), st.integers(1, 9))
 def test_any_frames_survive_the_wire(frames: list[dict[str, Any]], dialect: Any, size: int) -> None:
-    data = b"".join(DIALECTS[dialect].encode(frame) for frame in frames)
-    decoder = DIALECTS[dialect].decoder()
+    data = b"".join(TARGET_DIALECTS[dialect].encode(frame) for frame in frames)
+    decoder = TARGET_DIALECTS[dialect].decoder()
     got = [each for at in range(0, len(data), size) for each in decoder.feed(data[at : at + size])]
     assert got + decoder.finish() == frames

@@ -1,14 +1,16 @@
 """Requests cross from one dialect to the other with everything that has a counterpart, and nothing else."""
 
+import json
 from typing import Any
 
 import pytest
 
-from app.dialects import DIALECTS
+from app.dialects import TARGET_DIALECTS
+from app.dialects.protocol import Dialect
 from app.dialects.shapes import UntranslatableRequest, asks_for_usage
 from tests.dialects.frames import translate_request
 
-OLLAMA, OPENAI = DIALECTS["ollama"], DIALECTS["openai"]
+OLLAMA, OPENAI = TARGET_DIALECTS["ollama"], TARGET_DIALECTS["openai"]
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}},
@@ -309,17 +311,41 @@ def test_what_cannot_be_said_is_refused_with_a_reason(
     ],
 )
 def test_every_body_has_its_endpoint(kind: Any, dialect: Any, body: dict[str, Any], path: str) -> None:
-    assert DIALECTS[dialect].endpoint(kind, body) == path
+    assert TARGET_DIALECTS[dialect].endpoint(kind, body) == path
 
 
 def test_ollama_streams_unless_told_not_to_and_openai_only_when_told_to() -> None:
-    assert OLLAMA.asks_to_stream("chat", None)
-    assert not OLLAMA.asks_to_stream("chat", False)
-    assert not OPENAI.asks_to_stream("chat", None)
-    assert OPENAI.asks_to_stream("chat", True)
-    assert not OLLAMA.asks_to_stream("embed", True)
+    said = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+    assert asks_to_stream(OLLAMA, "chat", said)
+    assert not asks_to_stream(OLLAMA, "chat", {**said, "stream": False})
+    assert not asks_to_stream(OPENAI, "chat", said)
+    assert asks_to_stream(OPENAI, "chat", {**said, "stream": True})
+    assert not asks_to_stream(OLLAMA, "embed", {"model": "m", "input": "x", "stream": True})
     assert asks_for_usage({"stream_options": {"include_usage": True}})
     assert not asks_for_usage({"stream_options": None})
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": True}, {"keep_alive": 0}])
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("chat", {}),
+        ("chat", {"messages": []}),
+        ("chat", {"messages": None}),
+        ("generate", {}),
+        ("generate", {"prompt": ""}),
+        ("generate", {"prompt": None}),
+    ],
+)
+def test_what_only_loads_or_unloads_is_never_streamed(kind: Any, body: Any, more: Any) -> None:
+    given = {"model": "m", **body, **more}
+    assert OLLAMA.only_loads(kind, given) == ("unload" if more == {"keep_alive": 0} else "load")
+    assert not asks_to_stream(OLLAMA, kind, given)
+    assert asks_to_stream(OLLAMA, "generate", {**given, "prompt": " "})
+
+
+def asks_to_stream(dialect: Dialect, kind: Any, body: Any) -> bool:
+    return dialect.asks_to_stream(kind, dialect.read_body(kind, json.dumps(body).encode()))
 
 
 def test_on_the_wire_every_answer_is_streamed_with_usage_and_the_rest_is_untouched() -> None:

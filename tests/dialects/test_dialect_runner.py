@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from app.dialects import DIALECTS
+from app.dialects import TARGET_DIALECTS
 from app.dialects.models import canonical_model, find_model, model_key
-from app.dialects.protocol import Dialect
+from app.dialects.protocol import TargetDialect
 from app.dialects.runner import affinity_key, runner_options
 from app.dialects.shapes import error_message
 from app.dialects.usage import Usage
 from tests.dialects.frames import FINAL, START, USAGE, at, chunk
 
-OLLAMA, OPENAI = DIALECTS["ollama"], DIALECTS["openai"]
+OLLAMA, OPENAI = TARGET_DIALECTS["ollama"], TARGET_DIALECTS["openai"]
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
 
@@ -126,7 +126,7 @@ def test_the_answer_to_an_empty_request_is_ollamas() -> None:
     assert OLLAMA.loading_answer("generate", "m", NOW, "unload")["response"] == ""
 
 
-def usage_of(dialect: Dialect, *frames: dict[str, Any]) -> Usage:
+def usage_of(dialect: TargetDialect, *frames: dict[str, Any]) -> Usage:
     """The n-th frame arrives n seconds after the start."""
     reader = dialect.reader("chat", START)
     for n, frame in enumerate(frames):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from app.dialects import DIALECTS
-from tests.dialects.frames import CREATED, FINAL, START, USAGE, at, chunk, make, ollama_chat, run
+from tests.dialects.frames import CREATED, FINAL, START, TIMINGS, USAGE, at, chunk, make, ollama_chat, run
 
 
 def test_ollama_frames_become_chunks_with_role_deltas_finish_and_usage() -> None:
@@ -28,7 +28,7 @@ def test_ollama_frames_become_chunks_with_role_deltas_finish_and_usage() -> None
         expected({"role": "assistant", "content": "Hel"}),
         expected({"content": "lo"}),
         expected({}, "stop"),
-        {**envelope, "choices": [], "usage": USAGE},
+        {**envelope, "choices": [], "usage": USAGE, "timings": TIMINGS},
     ]
 
 

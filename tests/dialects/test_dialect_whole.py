@@ -11,6 +11,7 @@ from tests.dialects.frames import (
     FINAL,
     PAIRS,
     START,
+    TIMINGS,
     USAGE,
     chunk,
     fold,
@@ -47,6 +48,7 @@ def test_whole_answers_cross_both_ways() -> None:
             }
         ],
         "usage": USAGE,
+        "timings": TIMINGS,
     }
     back = translate_response("chat", to_openai, "openai", "ollama", model="t", answer_id="y", at=START)
     assert back["message"] == ollama_answer["message"]

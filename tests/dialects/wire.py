@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from app.dialects import DIALECTS
+from app.dialects import TARGET_DIALECTS
 from app.dialects.framing import parse_frame
 from app.dialects.shapes import Kind
 from app.dialects.translate import ResponseTranslator, translate_request
@@ -24,7 +24,7 @@ class Ran:
 
 def run_on(url: str, kind: Kind, body: dict[str, Any], dialect: str, target: str, **extra: Any) -> Ran:
     """`extra` is put into the body that goes over the wire."""
-    ours, theirs = DIALECTS[dialect], DIALECTS[target]
+    ours, theirs = TARGET_DIALECTS[dialect], TARGET_DIALECTS[target]
     sent = theirs.streaming_request(kind, translate_request(kind, body, ours, theirs), body["model"]) | extra
     translator = ResponseTranslator(
         kind,
