@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from datetime import datetime
 
-from app.jobs.lanes import BUILTIN_KINDS, LLM_KINDS
+from app.jobs.lanes import worker_tenant
 from app.store.database import Database
 from app.store.job import JobSummary
 from app.store.workers import Asked, asked_lately
@@ -53,7 +53,7 @@ def _takes(asked: Asked, job: JobSummary) -> bool:
     kind = job.kind
     if job.queue not in asked.queues and ANY_QUEUE not in asked.queues:
         return False
-    if kind in BUILTIN_KINDS or kind in LLM_KINDS:
+    if worker_tenant(job.lane) is None:
         # Foreman's own workers run them for every tenant; who names no kinds does not get them.
         return kind in asked.kinds and (ANY_QUEUE in asked.queues or asked.tenant == job.tenant)
     return asked.tenant == job.tenant and (kind in asked.kinds or not asked.kinds)

@@ -2,13 +2,16 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
+from app.engine.pools import Seat
 from app.errors import ForemanError, InvalidRequest
 from app.events.hub import Hub
 from app.executors.http_call import parse_call
 from app.jobs.ids import new_traceparent
+from app.jobs.openai_events import OPENAI_SHAPE, tell_ends
 from app.jobs.signing import parse_secret
 from app.jobs.submission import NewJob, invalid
 from app.loops.batcher import Batcher, Tell
@@ -17,9 +20,13 @@ from app.outbound.client import GuardedClient
 from app.outbound.guard import AddressPolicy
 from app.secretbox import SecretBox
 from app.store import enqueue, read
+from app.store.arrivals import Arrival, arrive, may_arrive
+from app.store.claims import Claimant
 from app.store.database import Database
 from app.store.idempotency import Receipt, Submission
+from app.store.job import ClaimedJob
 from app.store.key_memory import KeyMemory
+from app.store.low_water import LowWater
 from app.store.managed import ManagedEnqueue
 from app.store.queues import QueueBook
 from app.store.remembered import Remembered
@@ -33,6 +40,28 @@ MAX_ROWS = 1000
 IN_FLIGHT = 2
 # A name that takes longer to resolve is no objection: the delivery checks it again.
 RESOLVE_SECONDS = 1.0
+
+
+class Seats(Protocol):
+    """Who has slots for calls that come in: see target_dispatcher.py."""
+
+    @property
+    def low_water(self) -> LowWater: ...
+
+    def claimant(self, queue: str) -> Claimant: ...
+
+    def seat_for(self, job: NewJob) -> Seat | None: ...
+
+    async def begin(self, seats: Mapping[str, Seat], jobs: Sequence[ClaimedJob]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """A submission of one job that runs as soon as it is in the database."""
+
+    submission: Submission
+    seats: Seats
+    seat: Seat
 
 
 class Intake:
@@ -59,11 +88,48 @@ class Intake:
         )
         # By a way of their own: whoever has to wait for a key's lock does not hold up the others.
         self._managed = self._batcher("managed_submissions", self.managed.enqueue)
+        # In a process that runs jobs: who may have a slot for one that comes in.
+        self.seats: Seats | None = None
+        self._seated: Batcher[Seated, Receipt] = Batcher(
+            "seated_submissions",
+            self._flush_seated,
+            max_weight=MAX_ROWS,
+            size=lambda each: submission_bytes(each.submission),
+            in_flight=IN_FLIGHT,
+        )
 
     async def submit(self, submission: Submission) -> Receipt:
         self.begin_trace(submission)
-        managed = await self.check(submission)
-        return await (self._managed if managed else self._plain).put(submission)
+        if await self.check(submission):
+            return await self._managed.put(submission)
+        seated = self._seat(submission)
+        if seated is None:
+            return await self._plain.put(submission)
+        try:
+            return await self._seated.put(seated)
+        finally:
+            seated.seat.leave()
+
+    def _seat(self, submission: Submission) -> Seated | None:
+        """With the slot that it can have at once, if so. Queues with rules of their own are not passed by."""
+        job = submission.jobs[0]
+        if self.seats is None or not may_arrive(submission) or self._book.rules(job.queue) is not None:
+            return None
+        seat = self.seats.seat_for(job)
+        return None if seat is None else Seated(submission, self.seats, seat)
+
+    async def _flush_seated(self, seated: Sequence[Seated]) -> list[Receipt | Exception]:
+        submissions = [each.submission for each in seated]
+        await self.know_queues(submissions)
+        seats = seated[0].seats
+        claimant = seats.claimant(submissions[0].jobs[0].queue)
+        arrivals = [Arrival(each.submission, each.seat.target.name) for each in seated]
+        arrived = await arrive(self._database, seats.low_water, claimant, arrivals)
+        self.announce(submissions, arrived.enqueued)
+        self._hub.announce(arrived.claimed)
+        kept = {each.submission.jobs[0].id: each.seat for each in seated}
+        await seats.begin(kept, arrived.claimed.answers)
+        return arrived.enqueued.answers
 
     def take(self, submission: Submission, tell: Tell[Receipt]) -> bool:
         """The same for who does not wait: `tell` is called with what comes of it. False, and nothing is done,
@@ -121,6 +187,7 @@ class Intake:
         return managed
 
     async def drain(self) -> None:
+        await self._seated.drain()
         await self._plain.drain()
         await self._managed.drain()
 
@@ -164,7 +231,15 @@ def submission_bytes(submission: Submission) -> int:
 class SubmissionChecks:
     """What cannot be judged by the bytes of a job alone: URLs by the outbound guard, secrets by ours."""
 
-    def __init__(self, policy: AddressPolicy, client: GuardedClient, box: SecretBox | None) -> None:
+    def __init__(
+        self,
+        policy: AddressPolicy,
+        client: GuardedClient,
+        box: SecretBox | None,
+        own_url: str | None = None,
+    ) -> None:
+        """`own_url` is the operator's receiver: it was judged at the start, and nobody is refused for it."""
+        self._own_url = own_url
         self._policy = policy
         self._client = client
         self._box = box
@@ -189,7 +264,10 @@ class SubmissionChecks:
         """All that needs no name to be resolved; returns the URLs, each with the field it stands in."""
         urls = []
         if job.webhook_url is not None:
-            urls.append(("state_webhook_url", job.webhook_url))
+            if job.webhook_url != self._own_url:
+                urls.append(("state_webhook_url", job.webhook_url))
+            if job.webhook_shape == OPENAI_SHAPE:
+                tell_ends(job)
         if job.kind == "http":
             urls.append(("payload.url", parse_call(job.payload).url))
         for field, url in urls:

@@ -7,6 +7,7 @@ from app.executors.protocol import Executor, InstantExecutor
 from app.jobs.lanes import parse_llm_lane
 from app.store.changes import Changes
 from app.store.job import ClaimedJob
+from app.targets.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,13 @@ class Pool:
     running: int = 0
     # Executed, and waiting for their settlement to be committed.
     settling: int = 0
+    # On their way into the database, to be run as soon as they are there.
+    arriving: int = 0
+
+    @property
+    def used(self) -> int:
+        """Slots that nobody else may have."""
+        return self.running + self.settling + self.arriving
 
     @property
     def free(self) -> int:
@@ -47,6 +55,21 @@ class Pool:
     def lanes(self, known: Iterable[str]) -> list[str]:
         """Those that it runs as things are now: `echo` steps back when there are targets."""
         return [lane for lane in known if self.accepts(lane)]
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A slot of a target, kept for a job that is on its way in."""
+
+    target: Target
+    pool: Pool
+    kept: bool = True
+
+    def leave(self) -> None:
+        """It is there, or will not come."""
+        if self.kept:
+            self.kept = False
+            self.pool.arriving -= 1
 
 
 def is_llm_lane(lane: str) -> bool:

@@ -6,25 +6,27 @@ held back until one answers; jobs for models that nobody has are failed, once ev
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
 
 from app.config import Settings
-from app.engine.pools import Pool, is_llm_lane
+from app.engine.pools import Pool, Seat, is_llm_lane
 from app.engine.slots import SlotKeeper
 from app.engine.worker import Worker
 from app.errors import Unavailable
 from app.events.hub import Hub
 from app.executors.llm import LlmExecutor, UnservedExecutor
 from app.jobs.lanes import LLM_LANES
+from app.jobs.submission import NewJob
 from app.loops.loop import Loop
 from app.store.changes import Changes
 from app.store.claims import Claimant
 from app.store.database import Database
 from app.store.heads import Head, HeadsWalk
 from app.store.job import ClaimedJob
+from app.store.low_water import LowWater
 from app.store.targets import park, record_resident
 from app.targets.affinity import affinity_of, choose
 from app.targets.registry import Registry
@@ -60,6 +62,8 @@ class TargetDispatcher(Loop):
         self._walk = HeadsWalk(database)
         self._backlog = True
         self._looked = 0.0
+        # A look is under way: it may be giving away what is free.
+        self._looking = False
         super().__init__("dispatcher", self._round, interval=settings.poll_seconds)
         hub.subscribe(self._heard)
         registry.on_ready(self._targets_ready)
@@ -73,7 +77,7 @@ class TargetDispatcher(Loop):
 
     def _running_on(self, target: str) -> int:
         pools = [pool for _, pool in self._pools.values()] + self._retired
-        return sum(pool.running + pool.settling for pool in pools if pool.name == target)
+        return sum(pool.used for pool in pools if pool.name == target)
 
     async def measure(self) -> None:
         """How many slots of each target this process uses, for whoever reads the metrics."""
@@ -91,10 +95,14 @@ class TargetDispatcher(Loop):
         self._backlog = True
         self.wake()
 
+    def _slot_freed(self) -> None:
+        if self._backlog:
+            self.wake()
+
     def _pool(self, name: str, slots: int, target: Target | None) -> Pool:
         executor = UnservedExecutor() if target is None else LlmExecutor(target)
         pool = Pool(name, executor, slots, lambda _: False, live=True)
-        pool.on_settled = self.wake
+        pool.on_settled = self._slot_freed
         return pool
 
     def _pool_of(self, target: Target) -> Pool:
@@ -103,7 +111,7 @@ class TargetDispatcher(Loop):
             return known[1]
         pool = self._pool(target.name, target.config.slots, target)
         self.slots.forget(target.name)
-        self._retired = [each for each in self._retired if each.running + each.settling]
+        self._retired = [each for each in self._retired if each.used]
         if known is not None:
             self._retired.append(known[1])
         self._pools[target.name] = (target, pool)
@@ -112,6 +120,13 @@ class TargetDispatcher(Loop):
     # -- one look ------------------------------------------------------------------------------------
 
     async def _round(self) -> float | None:
+        self._looking = True
+        try:
+            return await self._look()
+        finally:
+            self._looking = False
+
+    async def _look(self) -> float | None:
         hinted, self._hinted = self._hinted, set()
         if self._stopping or self._registry.is_empty:
             return None
@@ -163,6 +178,47 @@ class TargetDispatcher(Loop):
         # There may be more. With every slot taken there is nothing to look for until a run ends.
         self._backlog = True
         return await self._room(target, pool) <= 0
+
+    # -- those who come in while there is room --------------------------------------------------------
+
+    @property
+    def low_water(self) -> LowWater:
+        return self._worker.claims.low_water
+
+    def claimant(self, queue: str) -> Claimant:
+        return self._worker.claimant(queue, 1)
+
+    def seat_for(self, job: NewJob) -> Seat | None:
+        """A slot for a job that is about to come in, if there is nothing to choose between: nobody waits, one
+        target serves its lane, and that is ready for it. None where it has to get in line."""
+        if self._stopping or self._looking or self._backlog or self._hinted:
+            return None
+        serving = self._registry.serving_lane(job.lane)
+        if len(serving.ready) != 1 or self._worker.claims.closed_seconds(job.queue) is not None:
+            return None
+        [target] = serving.ready
+        resident = affinity_of(job.lane)
+        if target.resident != resident or not target.is_resident(resident) or not target.breaker.is_closed:
+            return None
+        pool = self._pool_of(target)
+        if self.slots.free(target.name) <= 0:
+            return None
+        pool.arriving += 1
+        return Seat(target, pool)
+
+    async def begin(self, seats: Mapping[str, Seat], jobs: Sequence[ClaimedJob]) -> None:
+        """Run those that have come in, each in its seat."""
+        for job in jobs:
+            seat = seats[job.id]
+            seat.leave()
+            try:
+                if self._stopping:
+                    await self._worker.give_back([job])
+                else:
+                    await self._begin(seat.target, seat.pool, [job])
+            except Unavailable:
+                # It is in the database, with a lease that runs out.
+                log.warning("dispatcher.not_begun", job_id=job.id)
 
     def _turns(self, waiting: Sequence[Head]) -> list[tuple[Target, list[Head]]]:
         """Each target with the lanes it can serve: first those that need not swap, then the least busy."""
@@ -217,18 +273,24 @@ class TargetDispatcher(Loop):
         # while the job is working; its usage still tells how long that took.
         starts = target.is_resident(resident)
         jobs = await self._claim_from(queue, [lane], claimant, runs_on=target.name, starts=starts)
-        if jobs:
-            # The claim may have outlasted the hold on the slots; what has none left goes back.
-            room = await self.slots.confirm(target.name, pool.slots, len(jobs))
-            await self._worker.give_back(jobs[room:])
-            jobs = jobs[:room]
+        jobs = await self._begin(target, pool, jobs)
+        if jobs and target.resident != resident:
+            SWAPS.labels(target.name).inc()
+            target.resident = resident
+            await record_resident(self._database, target.name, resident)
+        return jobs
+
+    async def _begin(self, target: Target, pool: Pool, jobs: list[ClaimedJob]) -> list[ClaimedJob]:
+        """Run what was claimed just now; those that do."""
+        if not jobs:
+            return jobs
+        # The claim may have outlasted the hold on the slots; what has none left goes back.
+        room = await self.slots.confirm(target.name, pool.slots, len(jobs))
+        await self._worker.give_back(jobs[room:])
+        jobs = jobs[:room]
         if jobs:
             target.breaker.passes()
             self._worker.begin(pool, jobs)
-            if target.resident != resident:
-                SWAPS.labels(target.name).inc()
-                target.resident = resident
-                await record_resident(self._database, target.name, resident)
         return jobs
 
     async def _claim_from(

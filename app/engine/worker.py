@@ -127,6 +127,8 @@ class Worker:
         self._claimer = Loop("worker", self._claim_round, interval=settings.poll_seconds)
         self._instant_runs = InstantRuns(settler, self._claimer.wake)
         self._renew_seconds = min(settings.lease_seconds / 3, 5)
+        # Running jobs that are to stop, as far as is known.
+        self._in_doubt: set[str] = set()
         # Back soon after an outage: the sweepers wait for it, but not for long (store/sweep.py).
         self._keeper = Loop(
             "lease-keeper", self._renew, interval=self._renew_seconds, longest_retry=RENEW_RETRY_SECONDS
@@ -166,10 +168,11 @@ class Worker:
         learnt = [self._learn(queue, lane) for queue, lane in changes.work]
         if changes.room or changes.settings or any(learnt):
             self._claimer.wake()
-        for job_id in changes.cancels:
-            run = self._runs.get(job_id)
-            if run is not None:
-                self._cancel(run)
+        stopped = changes.cancels & self._runs.keys()
+        if stopped:
+            # Whether they are cancelled or not theirs any more is asked of the database, and at once.
+            self._in_doubt |= stopped
+            self._keeper.wake()
 
     def _learn(self, queue: str, lane: str) -> bool:
         """There may be work in this lane; whether it is for any of the pools."""
@@ -365,8 +368,11 @@ class Worker:
 
     async def _renew(self) -> float | None:
         now = time.monotonic()
+        in_doubt, self._in_doubt = self._in_doubt, set()
         await self._heartbeat(
-            run for run in self._runs.values() if now - run.claimed_at > run.lease_seconds / 4
+            run
+            for run in self._runs.values()
+            if run.job.id in in_doubt or now - run.claimed_at > run.lease_seconds / 4
         )
         shortest = await self._instant_runs.renew(self._database, now)
         # A queue may have a shorter lease than the server.

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from app.dialects import DIALECTS, dialect_named
+from app.dialects import TARGET_DIALECTS, dialect_named
 from app.dialects.shapes import Frame, Kind, UntranslatableRequest
 from app.dialects.translate import translate_request
 from app.executors.llm import TargetAnswer
@@ -22,7 +22,7 @@ from app.executors.protocol import ClaimedJob, RunContext
 from app.jobs.outcomes import Failed, JobError, Outcome, Retry
 
 MODEL = "echo"
-SPOKEN = DIALECTS["ollama"]
+SPOKEN = TARGET_DIALECTS["ollama"]
 EMBEDDING_LENGTH = 8
 _WORDS = re.compile(r"\S+\s*|\s+")
 _KINDS: dict[str, Kind] = {"chat": "chat", "generate": "generate", "embed": "embed"}

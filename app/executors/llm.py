@@ -1,25 +1,31 @@
 """Kinds chat, generate and embed on a target: load, start, stream, settle.
 
-The answer is streamed inside even when the caller did not ask for it: so a cancel takes effect at once, the
-log grows while the model speaks, and a target that has fallen silent is noticed.
+The answer is streamed inside even when the caller did not ask for it: so the log grows while the model
+speaks, and a target that has fallen silent is noticed. But where a stream may say something else than a whole
+answer, and the caller wants a whole one from a target that speaks alike, it is asked for that: body and
+answer then pass as they are. Either way the connection is closed when the run is cancelled, which stops the
+target.
 """
 
 import asyncio
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
 from app.dialects import dialect_named
 from app.dialects.framing import parse_frame
-from app.dialects.protocol import Dialect, IncompleteAnswer, Loading
+from app.dialects.protocol import Body, Dialect, IncompleteAnswer, Loading, TargetDialect
 from app.dialects.runner import affinity_key, unloads
 from app.dialects.shapes import Frame, GarbledAnswer, Kind, UntranslatableRequest, as_dict, error_message
 from app.dialects.translate import CUT_SHORT, ResponseTranslator, translate_request
+from app.errors import InvalidRequest
 from app.executors.protocol import ClaimedJob, RunContext
+from app.jobs import verbatim
 from app.jobs.lanes import TARGET_ASLEEP
 from app.jobs.outcomes import Deferred, Failed, JobError, Outcome, Retry, Succeeded
 from app.jobs.retry import defer_delay
@@ -36,6 +42,10 @@ MAX_ERROR_BYTES = 64 * 1024
 MAX_WHOLE_BYTES = 256 * 1024 * 1024
 MAX_MESSAGE = 2000
 MAX_BUSY_SECONDS = 60.0
+MAX_RETRY_AFTER = 300.0
+# For a caller who waits: before a target that is busy or has crashed is asked again, and for how long in all.
+QUICK_PAUSES = (0.25, 0.75)
+QUICK_SECONDS = 2.0
 
 _KINDS: dict[str, Kind] = {"chat": "chat", "generate": "generate", "embed": "embed"}
 
@@ -47,7 +57,11 @@ class TargetConnection(Protocol):
     def name(self) -> str: ...
 
     @property
-    def dialect(self) -> Dialect: ...
+    def dialect(self) -> TargetDialect: ...
+
+    @property
+    def whole_seconds(self) -> float:
+        """How long it may take for an answer that is not streamed."""
 
     def own_name(self, model: str) -> str: ...
 
@@ -60,6 +74,8 @@ class TargetConnection(Protocol):
     def answered(self) -> None: ...
 
     def undecided(self) -> None: ...
+
+    def answered_badly(self, problem: str) -> None: ...
 
     def failed(self, problem: str) -> None: ...
 
@@ -75,13 +91,21 @@ class TargetConnection(Protocol):
 
 
 class _RefusedError(Exception):
-    """The target answered with an error status."""
+    """The target answered with an error, or with a status that says so."""
 
-    def __init__(self, status: int, message: str, retry_after: float | None) -> None:
+    def __init__(
+        self, status: int, message: str, retry_after: int | None = None, document: Frame | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.retry_after = retry_after
+        # As it came.
+        self.document = document
+
+    @property
+    def is_busy(self) -> bool:
+        return self.status in (429, 503)
 
 
 class LlmExecutor:
@@ -93,7 +117,10 @@ class LlmExecutor:
 
     async def run(self, job: ClaimedJob, context: RunContext) -> Outcome:
         try:
-            outcome = await self._run(job, context)
+            if job.is_told_at_once:
+                outcome = await self._run_for_who_waits(job, context)
+            else:
+                outcome = await self._run(job, context)
         except (
             UntranslatableRequest,
             _RefusedError,
@@ -109,29 +136,53 @@ class LlmExecutor:
             self._target.answered()
         return outcome
 
+    async def _run_for_who_waits(self, job: ClaimedJob, context: RunContext) -> Outcome:
+        """A target that is busy, or crashed before its first word, is asked twice more, if that is soon."""
+        heard = _Listener(context)
+        gives_up_at = None
+        for pause in QUICK_PAUSES:
+            try:
+                return await self._run(job, heard)
+            except (_RefusedError, OutboundError, IncompleteAnswer) as problem:
+                if heard.spoken or not _may_pass(problem):
+                    raise
+                asked_for = problem.retry_after if isinstance(problem, _RefusedError) else None
+                delay = pause if asked_for is None else asked_for
+                now = time.monotonic()
+                gives_up_at = gives_up_at or now + QUICK_SECONDS
+                if now + delay > gives_up_at:
+                    raise
+                said = self._target.without_token(str(problem))[:MAX_MESSAGE]
+                await context.log("warn", f"{self._target.name}: {said}; asked again in {delay:g} s")
+            await asyncio.sleep(delay)
+        return await self._run(job, heard)
+
     def _trouble(self, job: ClaimedJob, problem: Exception) -> Outcome:
         """A target that cannot be reached is nobody's fault; one that answers badly costs an attempt."""
         match problem:
             case UntranslatableRequest():
                 self._target.undecided()
-                return Failed(JobError("untranslatable_request", str(problem), status=400))
+                return Failed(
+                    JobError("untranslatable_request", str(problem), status=400, param=problem.param)
+                )
             case _RefusedError():
                 return self._refused(job, problem)
             case OutboundUnreachable() | ConnectionDropped():
                 self._target.unreachable(problem.reason)
-                return Deferred(
-                    defer_delay(job.deferrals, self._dice()),
-                    TARGET_ASLEEP,
-                    JobError("target_unreachable", f"{self._target.name}: {problem.reason}", retryable=True),
-                )
+                message = f"{self._target.name}: {problem.reason}"
+                if job.interactive and isinstance(problem, ConnectionDropped):
+                    # It is there, and hangs up on this very call.
+                    return Retry(JobError("target_unreachable", message, retryable=True, status=502))
+                error = JobError("target_unreachable", message, retryable=True)
+                return Deferred(defer_delay(job.deferrals, self._dice()), TARGET_ASLEEP, error)
             case OutboundTimeout():
-                return self._bad_answer("target_timeout", problem.reason, problem.reason)
+                return self._broken("target_timeout", problem.reason, problem.reason, status=504)
             case AnswerCutError() | IncompleteAnswer():
-                return self._bad_answer("answer_cut_short", str(problem))
+                return self._broken("answer_cut_short", str(problem))
             case _:
                 kind = problem.kind if isinstance(problem, GarbledAnswer) else str(problem)
                 message = f"the target's answer could not be read: {problem}"
-                return self._bad_answer("target_garbled", message, kind)
+                return self._broken("target_garbled", message, kind)
 
     async def _run(self, job: ClaimedJob, context: RunContext) -> Outcome:
         kind = _KINDS[job.kind]
@@ -141,8 +192,12 @@ class LlmExecutor:
         loading = dialect.only_loads(kind, body)
         if loading is not None:
             return await self._only_load(job, kind, body, loading, context)
-        translated = translate_request(kind, body, dialect, theirs)
-        sent = theirs.streaming_request(kind, translated, self._target.own_name(model))
+        answers_whole = _answers_whole(kind, body, dialect, theirs)
+        if answers_whole:
+            sent = theirs.own_request(body, self._target.own_name(model))
+        else:
+            translated = translate_request(kind, body, dialect, theirs)
+            sent = theirs.streaming_request(kind, translated, self._target.own_name(model))
         affinity = affinity_key(model, as_dict(sent.get("options")))
         if not self._target.is_resident(affinity):
             load = theirs.load_request(kind, sent)
@@ -150,28 +205,22 @@ class LlmExecutor:
                 await self._whole(theirs.endpoint(kind, load), load)
         self._target.loaded(affinity)
         answer = TargetAnswer(kind, theirs, job, body, context)
-        if job.started:
-            await self._stream(kind, sent, answer)
+        if answers_whole:
+            # As it was written, unless something in it had to be changed.
+            content = job.payload.encode() if sent is body else msgspec.json.encode(sent)
+            asking = self._ask(theirs.endpoint(kind, sent), content, answer)
         else:
-            await self._start_and_stream(kind, sent, answer, context)
+            asking = self._stream(kind, sent, answer)
+        if job.started:
+            await asking
+        else:
+            await _start_meanwhile(asking, context)
         self._used(affinity, unloaded=unloads(sent.get("keep_alive")))
+        if answer.error == CUT_SHORT:
+            raise AnswerCutError(CUT_SHORT)
         if answer.error is not None:
-            code = "answer_cut_short" if answer.error == CUT_SHORT else "target_error"
-            return self._bad_answer(code, answer.error)
+            raise _RefusedError(500, answer.error, document=answer.error_document)
         return answer.outcome()
-
-    async def _start_and_stream(
-        self, kind: Kind, sent: Frame, answer: "TargetAnswer", context: RunContext
-    ) -> None:
-        """The start is told at once, but not waited for: no caller's first word waits for a commit."""
-        starting = asyncio.ensure_future(context.start())
-        try:
-            await self._stream(kind, sent, answer)
-        except BaseException:
-            # Settled in order: whatever becomes of the run comes after its start.
-            await asyncio.gather(starting, return_exceptions=True)
-            raise
-        await starting
 
     async def _stream(self, kind: Kind, sent: Frame, answer: "TargetAnswer") -> None:
         dialect = self._target.dialect
@@ -194,6 +243,12 @@ class LlmExecutor:
             for frame in decoder.finish():
                 answer.take(frame)
         answer.end()
+
+    async def _ask(self, path: str, content: bytes, answer: "TargetAnswer") -> None:
+        """For an answer in one piece. Nothing comes before it, so this may take longer than any silence."""
+        async with self._target.request("POST", path, content, self._target.whole_seconds) as response:
+            await _raise_refusal(response)
+            answer.take_whole(parse_frame(await response.read(MAX_WHOLE_BYTES)))
 
     async def _only_load(
         self, job: ClaimedJob, kind: Kind, body: Frame, loading: Loading, context: RunContext
@@ -222,29 +277,120 @@ class LlmExecutor:
             whole = parse_frame(await answer.read(MAX_WHOLE_BYTES))
         problem = error_message(whole)
         if problem is not None:
-            raise _RefusedError(500, problem, None)
+            raise _RefusedError(500, problem, document=whole)
         return whole
 
     def _refused(self, job: ClaimedJob, refused: _RefusedError) -> Outcome:
-        message = self._target.without_token(refused.message)[:MAX_MESSAGE]
-        if refused.status in (429, 503):
+        """The target's own words are for the job; operators are told the status."""
+        if refused.is_busy:
             self._target.undecided()
-            delay = refused.retry_after
-            if delay is None:
-                delay = min(MAX_BUSY_SECONDS, defer_delay(job.deferrals, self._dice()))
-            return Deferred(delay, "target_busy", JobError("target_busy", message, retryable=True))
+            return self._busy(job, refused)
         if refused.status >= 500:
-            return self._bad_answer("target_error", message, f"HTTP {refused.status}")
+            self._target.answered_badly(f"target_error: HTTP {refused.status}")
+            return Retry(self._told(job, refused, "target_error", retryable=True))
         self._target.answered()
-        if refused.status == 404 and "not found" in message:
+        if refused.status == 404 and "not found" in refused.message:
             self._target.out_of_date()
-            return Failed(JobError("model_not_found", message, status=404))
-        return Failed(JobError("target_rejected", message, status=refused.status))
+            return Failed(self._told(job, refused, "model_not_found"))
+        return Failed(self._told(job, refused, "target_rejected"))
 
-    def _bad_answer(self, code: str, message: str, kind: str | None = None) -> Retry:
-        """`message` may be the target's own words: those are for the job, and operators are told the kind."""
+    def _busy(self, job: ClaimedJob, refused: _RefusedError) -> Outcome:
+        """Batch work comes back as often as it takes; a caller who waits has only so many attempts."""
+        error = self._told(job, refused, "target_busy", retryable=True)
+        delay = None if refused.retry_after is None else min(refused.retry_after, MAX_RETRY_AFTER)
+        if job.interactive:
+            return Retry(error, delay)
+        if delay is None:
+            delay = min(MAX_BUSY_SECONDS, defer_delay(job.deferrals, self._dice()))
+        return Deferred(delay, "target_busy", error)
+
+    def _told(
+        self, job: ClaimedJob, refused: _RefusedError, code: str, *, retryable: bool = False
+    ) -> JobError:
+        """What the target said, for the caller: as it came where it is in the caller's own shape."""
+        hide = self._target.without_token
+        message = hide(refused.message)[:MAX_MESSAGE]
+        document = refused.document
+        dialect = dialect_named(job.dialect)
+        if document is not None and dialect is not self._target.dialect:
+            document = document if _are_alike(document, dialect.error(refused.status, message)) else None
+        body = None if document is None else _carried(document, hide)
+        return JobError(
+            code, message, retryable, status=refused.status, retry_after=refused.retry_after, body=body
+        )
+
+    def _broken(self, code: str, message: str, kind: str | None = None, status: int = 502) -> Retry:
+        """`message` may hold the target's own words: they are for the job. Operators are told the kind."""
         self._target.failed(code if kind is None else f"{code}: {kind}")
-        return Retry(JobError(code, self._target.without_token(message)[:MAX_MESSAGE], retryable=True))
+        message = self._target.without_token(message)[:MAX_MESSAGE]
+        return Retry(JobError(code, message, retryable=True, status=status))
+
+
+class _Listener:
+    """The line back to the engine, for a run that may begin again as long as nothing was said."""
+
+    def __init__(self, context: RunContext) -> None:
+        self._context = context
+        self._starting: asyncio.Future[None] | None = None
+        self.spoken = False
+
+    async def start(self) -> None:
+        """Once, however often the target is asked."""
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._context.start())
+        await self._starting
+
+    def output(self, part: str | dict[str, Any]) -> None:
+        self.spoken = True
+        self._context.output(part)
+
+    async def progress(self, **fields: Any) -> None:
+        await self._context.progress(**fields)
+
+    async def log(self, level: str, message: str) -> None:
+        await self._context.log(level, message)
+
+
+def _may_pass(problem: Exception) -> bool:
+    """Whether another try may go better soon."""
+    if isinstance(problem, _RefusedError):
+        return problem.is_busy
+    return isinstance(problem, ConnectionDropped | AnswerCutError | IncompleteAnswer)
+
+
+def _are_alike(document: Frame, ours: Frame) -> bool:
+    """Whether a target's error has the shape of one of the caller's dialect, whatever else stands in it."""
+    return ours.keys() <= document.keys() and type(document["error"]) is type(ours["error"])
+
+
+def _carried(document: Frame, hide: Callable[[str], str]) -> str | None:
+    """A target's error as JSON text without its token; None for what the database cannot carry."""
+    try:
+        text = hide(msgspec.json.encode(document).decode())
+        verbatim.check_value(text.encode())
+    except (InvalidRequest, RecursionError):
+        return None
+    return None if "\\u0000" in text else text
+
+
+def _answers_whole(kind: Kind, body: Frame, dialect: Dialect, theirs: TargetDialect) -> bool:
+    """Whether the target's answer to the caller's very own request is what the caller gets."""
+    if dialect is not theirs or theirs.streams_make_wholes:
+        return False
+    stream = body.get("stream")
+    return not dialect.asks_to_stream(kind, Body(stream=stream if isinstance(stream, bool) else None))
+
+
+async def _start_meanwhile(asking: Coroutine[None, None, None], context: RunContext) -> None:
+    """The start is told at once, but not waited for: no caller's first word waits for a commit."""
+    starting = asyncio.ensure_future(context.start())
+    try:
+        await asking
+    except BaseException:
+        # Settled in order: whatever becomes of the run comes after its start.
+        await asyncio.gather(starting, return_exceptions=True)
+        raise
+    await starting
 
 
 async def _raise_refusal(answer: OutboundStream) -> None:
@@ -252,21 +398,20 @@ async def _raise_refusal(answer: OutboundStream) -> None:
         return
     body = await answer.read(MAX_ERROR_BYTES)
     try:
-        message = error_message(parse_frame(body))
+        document = parse_frame(body)
     except GarbledAnswer:
-        message = None
+        document = None
     text = body[:500].decode("utf-8", "replace").strip()
     # A redirect is a target that is set up wrongly; nobody follows it with a token in the hand.
-    status = answer.status if answer.status >= 400 else 502
-    raise _RefusedError(
-        status, message or f"HTTP {answer.status}: {text}", _seconds(answer.header("retry-after"))
-    )
+    status = answer.status if 400 <= answer.status < 600 else 502
+    message = error_message(document) or f"HTTP {answer.status}: {text}"
+    raise _RefusedError(status, message, _seconds(answer.header("retry-after")), document)
 
 
-def _seconds(retry_after: str | None) -> float | None:
+def _seconds(retry_after: str | None) -> int | None:
     if retry_after is None or not retry_after.isascii() or not retry_after.isdigit() or len(retry_after) > 6:
         return None
-    return min(float(retry_after), 300.0)
+    return int(retry_after)
 
 
 class UnservedExecutor:
@@ -286,35 +431,52 @@ class TargetAnswer:
     """One answer of a target that speaks `source`, for a job in a dialect of its own."""
 
     def __init__(
-        self, kind: Kind, source: Dialect, job: ClaimedJob, body: Frame, context: RunContext
+        self, kind: Kind, source: TargetDialect, job: ClaimedJob, body: Frame, context: RunContext
     ) -> None:
         self._kind = kind
+        self._source = source
         self._dialect = dialect_named(job.dialect)
         self._job_id = job.id
+        self._asked = body
         self._context = context
         self._translator = ResponseTranslator(
             kind, source, self._dialect, job.model or "", job.id, datetime.now(UTC), asked=body
         )
         self._fold = self._dialect.fold(kind)
+        # Within one dialect everything is kept as it comes.
+        is_verbatim = self._dialect is source and kind != "embed"
+        self._keeper = self._dialect.keeper(kind) if is_verbatim else None
+        self._whole: Frame | None = None
         # Something was said already.
         self._begun = False
 
     def take(self, frame: Frame) -> None:
         """Raises GarbledAnswer for what is no answer."""
         now = datetime.now(UTC)
-        text = self._translator.plain_text(frame, now) if self._begun else None
+        text = self._translator.plain_text(frame, now) if self._begun and self._keeper is None else None
         if text is not None:
             self._fold.say(text)
-            self._context.output(text)
+            self._context.output(self._dialect.text_part(text))
             return
         for each in self._translator.feed(frame, now):
             self._tell(each)
 
     def repeat(self, text: str) -> None:
         """The last frame once more, but with this text."""
-        if self._translator.repeats(text, datetime.now(UTC)):
-            self._fold.say(text)
-            self._context.output(text)
+        if not self._translator.repeats(text, datetime.now(UTC)):
+            return
+        self._fold.say(text)
+        part = self._dialect.text_part(text) if self._keeper is None else self._keeper.repeat(text)
+        if part:
+            self._context.output(part)
+
+    def take_whole(self, answer: Frame) -> None:
+        """An answer that was not streamed. Raises GarbledAnswer for what is none."""
+        told = self._translator.feed(answer, datetime.now(UTC))
+        if self._translator.error is None:
+            [self._whole] = told
+            if self._kind != "embed":
+                self._source.check_whole(self._whole)
 
     def end(self) -> None:
         """The target has nothing more to say."""
@@ -326,17 +488,32 @@ class TargetAnswer:
         """What the target reported instead of the rest of its answer."""
         return self._translator.error
 
+    @property
+    def error_document(self) -> Frame | None:
+        """The same as it came."""
+        return self._translator.error_document
+
     def outcome(self) -> Succeeded:
         """Raises IncompleteAnswer when something is missing."""
-        response = self._dialect.identified(self._kind, self._fold.response(), self._job_id)
+        whole = self._fold.response() if self._whole is None else self._whole
+        end = None if self._keeper is None else self._keeper.end()
+        if end:
+            self._context.output(end)
+        response = self._dialect.identified(self._kind, whole, self._job_id, self._asked)
         usage = msgspec.json.encode(self._translator.usage()).decode()
         return Succeeded(msgspec.json.encode(response).decode(), usage)
 
     def _tell(self, frame: Frame) -> None:
         if self._translator.error is not None:
             return
-        self._fold.feed(frame)
-        part = None if self._kind == "embed" else self._dialect.part_of(self._kind, frame)
+        if self._keeper is not None:
+            part = self._keeper.keep(frame)
+        else:
+            part = None if self._kind == "embed" else self._dialect.part_of(self._kind, frame)
+        if isinstance(part, str) and self._keeper is not None:
+            self._fold.say(part)
+        else:
+            self._fold.feed(frame)
         if part:
             self._begun = True
             self._context.output(part)

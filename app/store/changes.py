@@ -83,7 +83,7 @@ class Changes(Generic[Answer]):
     # Queues in which jobs stopped running; and those of them that ran all they may and have room now.
     stopped: set[str] = field(default_factory=set)
     room: set[str] = field(default_factory=set)
-    # Running jobs whose workers are to stop.
+    # Running jobs whose workers are to stop: somebody cancels them, or they are over already.
     cancels: set[str] = field(default_factory=set)
     # Jobs with a webhook, and its URL; and receivers for whom an old delivery has become due.
     webhooks: list[tuple[str, str]] = field(default_factory=list)

@@ -213,7 +213,7 @@ class Claims:
         self._database = database
         # Without a book no queue has rules of its own.
         self._book = QueueBook(database) if book is None else book
-        self._low_water = LowWater()
+        self.low_water = LowWater()
         self._turns = fair.Turns()
         self._oldest_runs = limits.OldestRuns()
         self._closed: Remembered[str, tuple[str, float]] = Remembered()
@@ -271,7 +271,7 @@ class Claims:
             raise
         if len(self._failures):
             self._failures.forget(queue)
-        return _changes(queue, claimed, time.monotonic() - began)
+        return claim_changes(queue, claimed, time.monotonic() - began)
 
     async def _claim_by_rules(self, asked: _Request[Claimed]) -> list[Claimed]:
         rules = self._book.rules(asked.queue)
@@ -282,7 +282,7 @@ class Claims:
         return await self._claim_within_limits(rules, asked)
 
     async def _claim(self, runner: Runner, asked: _Request[Claimed]) -> list[Claimed]:
-        ranges, began = self._low_water.ranges(asked.queue, asked.lanes), time.monotonic()
+        ranges, began = self.low_water.ranges(asked.queue, asked.lanes), time.monotonic()
         found = await runner.fetch(
             _PLAIN[asked.row, asked.starts],
             asked.queue,
@@ -291,7 +291,7 @@ class Claims:
         )
         claimed = as_rows(asked.row, found)
         full, seconds = len(claimed) == asked.limit, time.monotonic() - began
-        self._low_water.learn(asked.queue, claimed, asked.lanes, full=full, seconds=seconds)
+        self.low_water.learn(asked.queue, claimed, asked.lanes, full=full, seconds=seconds)
         return claimed
 
     async def _claim_fairly(self, runner: Runner, asked: _Request[Claimed]) -> list[Claimed]:
@@ -356,7 +356,7 @@ class Claims:
     async def heads(self, queues: Collection[str], within: tuple[str, str] = ALL_LANES) -> list[Head]:
         """The head of every lane that has claimable work in these queues, of those between two; from where claims would
         begin."""
-        return await heads_of(self._database, queues, self._low_water, within)
+        return await heads_of(self._database, queues, self.low_water, within)
 
     def lease_seconds(self, queue: str, default: float) -> float:
         """The queue's own lease, for claimers that name none."""
@@ -397,7 +397,8 @@ class Claims:
             self._closed.forget(queue)
 
 
-def _changes(queue: str, claimed: list[Claimed], seconds: float) -> Changes[Claimed]:
+def claim_changes(queue: str, claimed: list[Claimed], seconds: float) -> Changes[Claimed]:
+    """These were claimed in one queue, by a statement that took so long."""
     changes = Changes(
         claimed,
         jobs={job.id for job in claimed},

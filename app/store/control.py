@@ -23,15 +23,20 @@ class Cancel:
     requested: bool
 
 
+# A batch may have fifty thousand children.
+FAMILY_BATCH = 1000
 # Children go with their parent, at any depth; rows are locked in id order, before the statement that moves them (see
-# live.py).
-HOLD_FAMILY = """
+# live.py). So many at a time: parents come before their children, who cannot come in any more by then.
+HOLD_FAMILY = f"""
 WITH RECURSIVE family AS (
     SELECT id FROM jobs WHERE id = ANY ($1::text[]) AND tenant = $2
     UNION
     SELECT child.id FROM family CROSS JOIN LATERAL (SELECT id FROM jobs WHERE parent_id = family.id OFFSET 0) AS child
 )
-SELECT id FROM jobs WHERE id = ANY (ARRAY(SELECT id FROM family)) ORDER BY id FOR UPDATE
+SELECT id FROM jobs
+WHERE id = ANY (ARRAY(SELECT id FROM family))
+  AND (id = ANY ($1::text[]) OR state = 'queued' OR (state IN ('loading', 'working') AND cancel_requested_at IS NULL))
+ORDER BY id LIMIT {FAMILY_BATCH} FOR UPDATE
 """
 
 # queued → cancelled at once. A running one is asked: its worker confirms, or the grace runs out.
@@ -78,9 +83,12 @@ FROM jobs j LEFT JOIN cancelled c ON c.id = j.id WHERE j.id = ANY ($1::text[])
 
 
 async def cancel(
-    database: Runner, job_ids: Sequence[str], tenant: str, reason: str | None
+    database: Runner, job_ids: Sequence[str], tenant: str, reason: str | None, *, at_once: bool = True
 ) -> Changes[Cancel]:
-    """Cancel jobs and their descendants; the answers about the jobs themselves come first, none if unknown."""
+    """Cancel jobs and their descendants; the answers about the jobs themselves come first, none if unknown.
+
+    Unless `at_once`, those whom one statement takes, themselves among them: the others are for whoever looks after them.
+    """
     changes: Changes[Cancel] = Changes()
     found: dict[str, Cancel] = {}
     while True:
@@ -93,7 +101,7 @@ async def cancel(
                 changes.cancels.add(row["id"])
         changed = [row for row in rows if row["changed"]]
         changes.moved(changed)
-        if not changed:
+        if not changed or not at_once:
             named = set(job_ids)
             changes.answers = sorted(found.values(), key=lambda each: each.job_id not in named)
             return changes

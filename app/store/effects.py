@@ -115,6 +115,7 @@ def all_it_owned(*, at_once: bool) -> str:
     WHERE {looked_up("chatter.job_id", "gone.id")}
       AND chatter.at BETWEEN gone.created_at - interval '1 hour' AND gone.updated_at + interval '1 hour'
 )
+, batches_gone AS (DELETE FROM batches WHERE job_id {_OF_THEM})
 , artifacts_gone AS (DELETE FROM artifacts WHERE job_id {_OF_THEM} RETURNING location)
 , trashed AS (
     INSERT INTO artifact_trash (location) SELECT location FROM artifacts_gone WHERE location IS NOT NULL

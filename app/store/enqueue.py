@@ -22,7 +22,7 @@ from app.store.database import Database, Runner
 from app.store.effects import OUTBOX, announced
 from app.store.history import line
 from app.store.idempotency import Receipt, Submission, first_answers, just_expired
-from app.store.live import ENTER_QUEUE
+from app.store.live import enter_queue
 from app.store.tables import METADATA
 from app.store.tables.columns import Sent
 from app.telemetry import ENQUEUED
@@ -184,9 +184,7 @@ WITH input AS (
     RETURNING id, seq, state AS type, state, webhook_url, webhook_events, queue, lane, rank, ready_at, run_at, gate,
         concurrency_key, fair_value, deadline, key_number
 )
-, entered_queue AS (
-    {enter_queue}
-)
+{enter_queue}
 {outbox}
 SELECT id FROM moved
 """
@@ -207,10 +205,8 @@ _UNREPEATED = "WHERE owner IS NULL OR owner IN (SELECT owner FROM keys)"
 NUMBERED = "CASE WHEN concurrency_key IS NOT NULL THEN nextval('key_numbers') END"
 
 
-@cache
-def enqueue_statement(used: tuple[int, ...], *, one_place: bool = False, numbered: bool = False) -> str:
-    """The statement for a batch that uses these inputs. Arrays cost their encoding, even full of NULLs; and each table
-    that a statement writes costs something, even if it writes nothing to it."""
+def unnested(used: tuple[int, ...], *, one_place: bool, beside: Sequence[tuple[str, str]] = ()) -> str:
+    """What `Rows.sent` makes, as rows with all inputs by name; and what comes `beside` it, arrays by name and type."""
     arrays, names, others = [], [], []
     for index, each in enumerate(INPUTS):
         if index not in used:
@@ -221,16 +217,25 @@ def enqueue_statement(used: tuple[int, ...], *, one_place: bool = False, numbere
         else:
             arrays.append(f"${used.index(index) + 1}::{each.kind}[]")
             names.append(each.name)
+    arrays += [f"${len(used) + n}::{kind}[]" for n, (_, kind) in enumerate(beside, 1)]
+    names += [name for name, _ in beside]
+    return f"SELECT *, {', '.join(others)} FROM unnest({', '.join(arrays)}) AS sent ({', '.join(names)})"
+
+
+@cache
+def enqueue_statement(used: tuple[int, ...], *, one_place: bool = False, numbered: bool = False) -> str:
+    """The statement for a batch that uses these inputs. Arrays cost their encoding, even full of NULLs; and each table
+    that a statement writes costs something, even if it writes nothing to it."""
     has_keys, has_webhooks = (
         any(INPUTS[index].name == name for index in used) for name in ("owner", "webhook_url")
     )
     return _ENQUEUE.format(
-        input=f"SELECT *, {', '.join(others)} FROM unnest({', '.join(arrays)}) AS sent ({', '.join(names)})",
+        input=unnested(used, one_place=one_place),
         keys=_KEYS if has_keys else "",
         stored=", ".join((*STORED, "key_number")),
         values=", ".join((*STORED.values(), NUMBERED if numbered else "NULL")),
         unrepeated=_UNREPEATED if has_keys else "",
-        enter_queue=ENTER_QUEUE,
+        enter_queue=enter_queue("moved"),
         outbox=OUTBOX if has_webhooks else announced(),
     )
 

@@ -128,3 +128,14 @@ class ClaimedJob(JobCore, gc=False):
     waited_seconds: float
     # The claim has started it as well.
     started: bool
+    backoff_seconds: list[float] | None
+
+    @property
+    def interactive(self) -> bool:
+        """Its caller waits on the line. (Twice the priority, and one for that: see `rank` of the table.)"""
+        return self.rank % 2 == 1
+
+    @property
+    def is_told_at_once(self) -> bool:
+        """Its caller does not want to wait until it is tried again: see `NO_BACKOFF`."""
+        return self.backoff_seconds == []

@@ -28,8 +28,12 @@ HELD = f"""
             WHERE j.id = q.id AND j.state = 'queued' AND j.ready_at = q.ready_at LIMIT 1
             FOR UPDATE SKIP LOCKED"""
 
-# For rows of `jobs` that were just inserted, all of them queued.
-ENTER_QUEUE = f"INSERT INTO queued ({_QUEUED}, asleep) SELECT {_QUEUED}, false FROM moved"
+
+def enter_queue(rows: str) -> str:
+    """For rows of `jobs` that were just inserted, all of them queued."""
+    return f"""
+, entered_queue AS (INSERT INTO queued ({_QUEUED}, asleep) SELECT {_QUEUED}, false FROM {rows})
+"""
 
 
 def enter_queue_again(rows: str) -> str:

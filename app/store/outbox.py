@@ -43,7 +43,9 @@ class DueDelivery(msgspec.Struct, gc=False):
     age: float
     webhook_url: str
     webhook_secret: bytes | None
+    webhook_shape: str | None
     kind: str
+    dialect: str | None
     queue: str
     model: str | None
     metadata: str | None
@@ -66,7 +68,7 @@ class DueDelivery(msgspec.Struct, gc=False):
 # the log of states is enough to know the state before and after it.
 _CONTENT = f"""
 SELECT c.job_id, c.seq, c.type, c.host, c.tries, c.next_try_at, extract(epoch FROM now() - c.created_at)::float8 AS age,
-    j.webhook_url, j.webhook_secret, j.kind, j.queue, j.model, j.metadata, j.traceparent, j.tracestate,
+    j.webhook_url, j.webhook_secret, j.webhook_shape, j.kind, j.dialect, j.queue, j.model, j.metadata, j.traceparent, j.tracestate,
     j.state AS job_state, j.error,
     coalesce(own.state, logged.state, before.state, c.type) AS state,
     coalesce(own.at, logged.at, c.created_at) AS at, coalesce(own.data, logged.data) AS data,

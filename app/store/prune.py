@@ -4,7 +4,8 @@ A walk along the ids, oldest first, that stops where no job can be old enough. I
 the end of a job costs nothing more. One walk goes through all jobs; a queue that keeps its jobs for a shorter time
 has one of its own. How far each has come is a row, so any replica goes on where another stopped: a walk goes on with
 what has grown old enough since, and begins anew only now and then, for those that ended long after they came. What a
-queue keeps is read from its settings in the statement itself. A job with a webhook still to be delivered is kept.
+queue keeps is read from its settings in the statement itself. A job with a webhook still to be delivered is kept, and so
+are the lines of a batch whose files are still to be written.
 """
 
 import time
@@ -42,7 +43,7 @@ _OF_ALL = "id > $2 AND id < $3 ORDER BY id"
 # no time at all, or is not named, is kept for ever.
 _OVER = """
 WITH seen AS MATERIALIZED (
-    SELECT id, queue, state, completed_at FROM jobs WHERE {walk} LIMIT $4
+    SELECT id, queue, state, completed_at, parent_id FROM jobs WHERE {walk} LIMIT $4
 )
 , over AS MATERIALIZED (
     SELECT jobs.id FROM jobs WHERE jobs.completed_at IS NOT NULL AND jobs.id = ANY (ARRAY(
@@ -53,6 +54,8 @@ WITH seen AS MATERIALIZED (
         ), usual.seconds) AS seconds) AS kept
         WHERE kept.seconds > 0 AND seen.completed_at < now() - kept.seconds * interval '1 second'
           AND (SELECT true FROM outbox WHERE job_id = seen.id LIMIT 1) IS NULL
+          AND (SELECT true FROM batches WHERE job_id = ANY (ARRAY[seen.id, seen.parent_id]) AND finalized_at IS NULL LIMIT 1)
+              IS NULL
     ))
     FOR UPDATE SKIP LOCKED
 )

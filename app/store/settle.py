@@ -26,13 +26,15 @@ from app.telemetry import EVENTS_APPENDED, SETTLEMENTS, TOKENS
 
 @dataclass(slots=True)
 class Settlement:
-    """One verb on one job. `error`, `result`, `usage` and `output` are JSON text."""
+    """One verb on one job. `error`, `error_body`, `result`, `usage` and `output` are JSON text."""
 
     job_id: str
     lease_token: str
     verb: Verb
     result: str | None = None
     error: str | None = None
+    # Kept with the job's error, but not told with its events.
+    error_body: str | None = None
     delay_seconds: float | None = None
     reason: str | None = None
     usage: str | None = None
@@ -70,7 +72,7 @@ SAID = """
 
 # What is sent of each Settlement; where all of them complete, that is less.
 _COMPLETION = ("job_id", "lease_token", "result", "usage", "fingerprint")
-_OTHERWISE = ("verb", "error", "delay_seconds", "reason", "jitter")
+_OTHERWISE = ("verb", "error", "error_body", "delay_seconds", "reason", "jitter")
 _NUMBERS = ("delay_seconds", "jitter")
 
 
@@ -79,19 +81,21 @@ def _sent(*, completes: bool, says: bool) -> tuple[str, ...]:
 
 
 # Into which state, why, and after which delay. A worker that gives up on a job that was asked to stop has thereby
-# confirmed the cancel.
+# confirmed the cancel. A job without any backoff is not tried again later: its caller is told.
 _BECOMES = """,
         CASE
             WHEN input.verb = 'complete' THEN 'done'
             WHEN input.verb = 'start' THEN 'working'
             WHEN input.verb = 'cancel' OR j.cancel_requested_at IS NOT NULL THEN 'cancelled'
             WHEN input.verb = 'fail' OR (input.verb = 'retry' AND j.attempt >= j.max_attempts) THEN 'failed'
+            WHEN input.verb = 'retry' AND cardinality(j.backoff_seconds) = 0 THEN 'failed'
             ELSE 'queued'
         END AS becomes,
         CASE
             WHEN input.verb IN ('complete', 'start') THEN NULL
             WHEN input.verb = 'cancel' OR j.cancel_requested_at IS NOT NULL
                 THEN coalesce(j.cancel_reason, input.reason, 'cancel')
+            WHEN input.verb = 'retry' AND cardinality(j.backoff_seconds) = 0 THEN 'fail'
             WHEN input.verb = 'retry' AND j.attempt >= j.max_attempts THEN 'attempts_exhausted'
             ELSE coalesce(input.reason, input.verb)
         END AS why,
@@ -106,6 +110,10 @@ _BECOMES = """,
         END AS delay
 """
 
+
+# What the row keeps of an error: with the body, as it was written.
+_KEPT_ERROR = """CASE WHEN h.error_body IS NULL THEN h.error
+        ELSE left(h.error, -1) || ',"body":' || h.error_body || '}' END"""
 
 # Whose events are rows, in the log or in the outbox; of most jobs they are lines of their history, and nothing else.
 _TELLS = "(NOT logged_itself OR webhook_url IS NOT NULL)"
@@ -135,12 +143,13 @@ def _settling(*, completes: bool, says: bool) -> str:
     arrays = [f"${n}::{'float8' if name in _NUMBERS else 'text'}[]" for n, name in enumerate(sent, 1)]
     if completes:
         decided, becomes, verb, why, error, delay = "", "'done'", "'complete'", "NULL", "NULL::text", "0"
-        request_id = "NULL::text"
+        request_id = kept_error = "NULL::text"
         ended = leave_run("settled") + book("settled")
     else:
         decided = _BECOMES.format(backoff=f"${len(sent) + 1}::float8[]")
         becomes, verb, why, error, delay = "h.becomes", "h.verb", "h.why", "h.error", "h.delay"
         request_id = "CASE WHEN h.becomes = 'failed' THEN j.request_id END"
+        kept_error = _KEPT_ERROR
         ended = stop("settled")
     said = " + (h.output IS NOT NULL)::int" if says else ""
     next_seq = f"(j.seq + 1{said})"
@@ -168,7 +177,7 @@ WITH input AS (
         deferrals = j.deferrals + CASE WHEN {becomes} = 'queued' AND {verb} = 'defer' THEN 1 ELSE 0 END,
         result = coalesce(h.result, j.result),
         usage = coalesce(h.usage, j.usage),
-        error = CASE WHEN {becomes} = 'done' THEN NULL ELSE coalesce({error}, j.error) END,
+        error = CASE WHEN {becomes} = 'done' THEN NULL ELSE coalesce({kept_error}, j.error) END,
         run_at = CASE WHEN {becomes} = 'queued' THEN now() + {delay} * interval '1 second' ELSE j.run_at END,
         ready_at = CASE WHEN {becomes} <> 'queued' THEN j.ready_at WHEN {delay} <= 0 THEN now() END,
         completed_at = CASE WHEN {becomes} IN ({", ".join(f"'{state}'" for state in sorted(TERMINAL))}) THEN now() END,

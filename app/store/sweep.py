@@ -363,6 +363,9 @@ class Swept:
         if verb in _LEASE_LOST:
             for row in rows:
                 self.changes.count(LEASES_LOST, row["queue"], row["kind"])
+        if verb == "expire":
+            # Their workers need not find out by themselves.
+            self.changes.cancels |= {row["id"] for row in rows if row["ran"] is not None}
         self.moved[verb] += len(rows)
         self.changes.count(SWEPT, verb, by=len(rows))
         self.full |= len(rows) == BATCH

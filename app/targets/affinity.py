@@ -2,14 +2,23 @@
 
 Priority comes first. At equal priority: a job that has waited longer than the patience goes next; otherwise
 what is already resident is served on, because a swap costs more than a turn; otherwise the oldest.
+
+The lines of batches come in model by model, so that first come, first served loads each of them once. Only
+what had to begin anew has lost its place among the others of its model: for its sake the lines of the next
+model are patient.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from app.dialects.models import model_key
+from app.jobs.batch_lines import PRIORITY as OF_BATCHES
 from app.jobs.lanes import parse_llm_lane
 from app.store.heads import Head
+
+# What has the lowest priority of all is waited for by nobody; still, no model is kept from its turn for ever.
+BATCH_RANK = 2 * OF_BATCHES
+BATCH_PATIENCE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,8 @@ def choose(heads: Iterable[Head], resident: str | None, patience_seconds: float)
         return None
     by_age = sorted(candidates, key=lambda head: (head.ready_at, head.id, head.lane))
     chosen = oldest = by_age[0]
+    if oldest.rank == BATCH_RANK:
+        patience_seconds = max(patience_seconds, BATCH_PATIENCE_SECONDS)
     if oldest.waited_seconds <= patience_seconds:
         chosen = next((head for head in by_age if affinity_of(head.lane) == resident), oldest)
     needs = affinity_of(chosen.lane)

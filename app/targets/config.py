@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, structs
 
 from app.config import SettingsError
-from app.dialects import DEFAULT_DIALECT, DialectName
+from app.dialects import DEFAULT_DIALECT, TargetDialectName
 from app.jobs.submission import NAME, NO_NUL, Name
 from app.outbound.headers import token_problem
 from app.outbound.urls import parse_url, url_problem
@@ -54,7 +54,7 @@ class TargetFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A target as it is written in the file and in a PUT."""
 
     url: TargetUrl
-    dialect: DialectName = DEFAULT_DIALECT.name
+    dialect: TargetDialectName = DEFAULT_DIALECT.name
     token: Annotated[str, Meta(min_length=1, max_length=4096, description="Kept sealed.")] | None = None
     slots: Slots = DEFAULT_SLOTS
     tags: Tags = []
@@ -65,7 +65,7 @@ class TargetFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TargetConfig:
     name: str
     url: str
-    dialect: DialectName = DEFAULT_DIALECT.name
+    dialect: TargetDialectName = DEFAULT_DIALECT.name
     token: str | None = None
     slots: int = DEFAULT_SLOTS
     tags: tuple[str, ...] = ()

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from app.dialects import DIALECTS
+from app.dialects import TARGET_DIALECTS
+from app.dialects.facts import ModelFacts
 from app.dialects.models import find_model, model_key
-from app.dialects.protocol import Dialect
+from app.dialects.protocol import TargetDialect
 from app.dialects.shapes import Frame, as_count, as_frames, as_text
 from app.targets.config import ECHO_NAME
 
@@ -47,7 +48,7 @@ def _moment(text: str) -> datetime | None:
 class Inventory:
     """As the target said it, in its own dialect."""
 
-    dialect: Dialect
+    dialect: TargetDialect
     models: Sequence[Frame] = ()
     running: Sequence[Frame] = ()
     version: str | None = None
@@ -72,7 +73,7 @@ class Inventory:
         return {"models": list(self.models), "running": list(self.running), "version": self.version}
 
     @classmethod
-    def from_json(cls, dialect: Dialect, document: Any) -> "Inventory | None":
+    def from_json(cls, dialect: TargetDialect, document: Any) -> "Inventory | None":
         if not isinstance(document, dict):
             return None
         models, running = as_frames(document.get("models")), as_frames(document.get("running"))
@@ -87,13 +88,22 @@ class Inventory:
         """What is in memory, as far as the target says so."""
         return [_resident(self.dialect.model_name(each), each) for each in self.running]
 
-    def entry(self, model: Frame, reader: Dialect) -> Frame:
+    def running_at(self, now: datetime, told_at: datetime | None) -> list[Frame]:
+        """Without what is to be gone by now, unless it was past its time already when it was told."""
+        kept = []
+        for each in self.running:
+            gone_at = _moment(as_text(each.get("expires_at")))
+            if gone_at is None or gone_at > now or (told_at is not None and gone_at <= told_at):
+                kept.append(each)
+        return kept
+
+    def entry(self, model: Frame, reader: TargetDialect) -> Frame:
         """One of its models, as another dialect lists it."""
         own = model if reader is self.dialect else None
         return reader.model_entry(self.dialect.model_name(model), self.dialect.model_created(model), own)
 
 
-def merged_models(inventories: Iterable[Inventory], reader: Dialect) -> Frame:
+def merged_models(inventories: Iterable[Inventory], reader: TargetDialect) -> Frame:
     """The list of all targets' models: each once, the first target's word counts."""
     found: dict[str, Frame] = {}
     for inventory in inventories:
@@ -104,21 +114,32 @@ def merged_models(inventories: Iterable[Inventory], reader: Dialect) -> Frame:
     return reader.models_list(list(found.values()))
 
 
-def model_entry(inventories: Iterable[Inventory], name: str, reader: Dialect) -> Frame | None:
+def model_entry(inventories: Iterable[Inventory], name: str, reader: TargetDialect) -> Frame | None:
     """A single model, as it stands in the list."""
+    found = _find(inventories, name)
+    return None if found is None else found[0].entry(found[1], reader)
+
+
+def model_facts(inventories: Iterable[Inventory], name: str) -> ModelFacts:
+    """What the same target tells of it."""
+    found = _find(inventories, name)
+    return ModelFacts() if found is None else found[0].dialect.model_facts(found[1])
+
+
+def _find(inventories: Iterable[Inventory], name: str) -> tuple[Inventory, Frame] | None:
     for inventory in inventories:
         own = inventory.own_name(name)
         for model in inventory.models:
             if own is not None and inventory.dialect.model_name(model) == own:
-                return inventory.entry(model, reader)
+                return inventory, model
     return None
 
 
-_ECHO = DIALECTS["ollama"].model_entry(ECHO_NAME, 0, None)
+_ECHO = TARGET_DIALECTS["ollama"].model_entry(ECHO_NAME, 0, None)
 _ECHO["details"] = {
     **_ECHO["details"],
     "format": "builtin",
     "family": "echo (built into Foreman: says the last message back)",
     "parameter_size": "0",
 }
-ECHO_INVENTORY = Inventory(DIALECTS["ollama"], [_ECHO])
+ECHO_INVENTORY = Inventory(TARGET_DIALECTS["ollama"], [_ECHO])

@@ -83,9 +83,10 @@ class Prober(Loop):
             await self._ask()
 
     async def ask_since(self, moment: float) -> None:
-        """Ask unless that was done after this moment."""
-        if self._began <= moment:
-            await self._ask(moment)
+        """Ask unless that was done after this moment, perhaps by somebody else who waits for the same."""
+        async with self._asking:
+            if self._began <= moment:
+                await self._put_questions()
 
     async def _probe(self) -> float | None:
         await self._ask(self._target.residents_changed_at)
@@ -98,22 +99,24 @@ class Prober(Loop):
 
     async def _ask(self, since: float = -math.inf) -> None:
         async with self._asking:
-            if self._began > since and time.monotonic() - self._asked < FRESH_SECONDS / 4:
-                return
-            began = time.monotonic()
-            try:
-                async with asyncio.timeout(PROBE_SECONDS):
-                    inventory = await self._inventory()
-            except TimeoutError:
-                await self._no_answer(f"no answer within {PROBE_SECONDS:g} s")
-            except OutboundError as problem:
-                await self._no_answer(problem.reason)
-            except GarbledAnswer as problem:
-                await self._no_answer(f"it answers, but not as a target does: {problem.kind}")
-            else:
-                await self._answer(inventory, began)
-            finally:
-                self._asked = time.monotonic()
+            if self._began <= since or time.monotonic() - self._asked >= FRESH_SECONDS / 4:
+                await self._put_questions()
+
+    async def _put_questions(self) -> None:
+        began = time.monotonic()
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                inventory = await self._inventory()
+        except TimeoutError:
+            await self._no_answer(f"no answer within {PROBE_SECONDS:g} s")
+        except OutboundError as problem:
+            await self._no_answer(problem.reason)
+        except GarbledAnswer as problem:
+            await self._no_answer(f"it answers, but not as a target does: {problem.kind}")
+        else:
+            await self._answer(inventory, began)
+        finally:
+            self._asked = time.monotonic()
 
     async def _inventory(self) -> Inventory:
         dialect = self._target.dialect

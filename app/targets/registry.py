@@ -6,14 +6,18 @@ target is asleep still knows what the target has.
 
 import asyncio
 import contextlib
+import math
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import msgspec
 import orjson
 import structlog
 
+from app.dialects.shapes import Frame
 from app.jobs.lanes import parse_llm_lane
 from app.loops.coalesced import Coalesced
 from app.loops.loop import Loop
@@ -27,7 +31,7 @@ from app.store.secrets import TOKEN, WAKE, Kind
 from app.targets.config import TargetConfig, TargetFields, same_server
 from app.targets.inventory import Inventory
 from app.targets.prober import Prober
-from app.targets.target import Serving, Target
+from app.targets.target import CURRENT_SECONDS, Serving, Target
 from app.targets.wake import WakeError
 from app.telemetry import TARGET_AWAKE, TARGET_BREAKER, TARGET_RESIDENT, TARGET_SLOTS, Names
 
@@ -49,13 +53,14 @@ class Registry:
         *,
         inventory_seconds: float,
         idle_seconds: float,
+        whole_seconds: float = 0.0,
     ) -> None:
         self._database = database
         self._guarded = guarded
         self._secret_box = secret_box
         self._configured = {config.name: config for config in configured}
         self._inventory_seconds = inventory_seconds
-        self._idle_seconds = idle_seconds
+        self._patience = (idle_seconds, whole_seconds)
         # The targets' slots limit how much is asked of them at once.
         self._client = GuardedClient(
             ANY_ADDRESS, max_connections=sys.maxsize, connect_seconds=5.0, idle_seconds=20.0
@@ -70,7 +75,7 @@ class Registry:
         self._on_ready: list[OnReady] = []
         self._on_change: list[Callable[[], None]] = []
         for config in configured:
-            self._targets[config.name] = Target(config, self._client, idle_seconds)
+            self._targets[config.name] = Target(config, self._client, *self._patience)
 
     async def start(self) -> None:
         if self._configured:
@@ -147,15 +152,23 @@ class Registry:
             )
         )
 
-    async def catch_up(self) -> None:
-        """Let the inventory know what Foreman itself has just used or unloaded, unless that takes long."""
+    async def running(self) -> list[Frame]:
+        """What is resident now, as the targets tell it; of one that does not answer, what it told last."""
+        await self.catch_up(CURRENT_SECONDS)
+        now = datetime.now(UTC)
+        return [each for target in self._targets.values() for each in target.running_at(now)]
+
+    async def catch_up(self, seconds: float = math.inf) -> None:
+        """Let the inventory know what is resident after what Foreman itself has just used or unloaded, and in
+        any case what was told longer ago than this, unless that takes long."""
+        oldest = time.monotonic() - seconds
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CATCH_UP_SECONDS):
                 await asyncio.gather(
                     *(
-                        prober.ask_since(self._targets[name].used_at)
+                        prober.ask_since(max(self._targets[name].used_at, oldest))
                         for name, prober in self._probers.items()
-                        if self._targets[name].awake
+                        if self._targets[name].awake and self._targets[name].dialect.tells_residents
                     )
                 )
 
@@ -252,7 +265,7 @@ class Registry:
                 await prober.stop()
             target = None
         if target is None:
-            target = self._targets[name] = Target(config, self._client, self._idle_seconds)
+            target = self._targets[name] = Target(config, self._client, *self._patience)
         known = target.inventory.names if target.inventory else None
         if row is not None:
             # Whoever asked last knows best: what one replica finds out counts for all of them.

@@ -2,20 +2,20 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import structlog
 
-from app.dialects import dialect_named
+from app.dialects import TARGET_DIALECTS
 from app.dialects.models import model_key
-from app.dialects.protocol import Dialect
+from app.dialects.protocol import TargetDialect
 from app.dialects.shapes import Frame
 from app.outbound.client import GuardedClient
 from app.outbound.stream import OutboundStream
-from app.targets.breaker import Breaker
+from app.targets.breaker import FAILURES, Breaker
 from app.targets.config import TargetConfig
 from app.targets.inventory import Inventory
 from app.telemetry import HIDDEN
@@ -25,14 +25,20 @@ log = structlog.get_logger()
 # For how long something that was just used is taken to be resident still. Ollama keeps models for five
 # minutes unless it is told otherwise; when it is wrong, the target loads the model a moment later.
 RESIDENT_SECONDS = 120.0
+# For how long what a target told of its memory is taken for what is there now.
+CURRENT_SECONDS = 1.0
 
 
 class Target:
-    def __init__(self, config: TargetConfig, client: GuardedClient, idle_seconds: float) -> None:
+    def __init__(
+        self, config: TargetConfig, client: GuardedClient, idle_seconds: float, whole_seconds: float = 0.0
+    ) -> None:
         self.config = config
-        self.dialect: Dialect = dialect_named(config.dialect)
+        self.dialect: TargetDialect = TARGET_DIALECTS[config.dialect]
         self._client = client
         self._idle_seconds = idle_seconds
+        # For an answer that is not streamed: nothing comes of it before all of it does.
+        self.whole_seconds = max(idle_seconds, whole_seconds)
         self.inventory: Inventory | None = None
         # None until it was asked for the first time.
         self.awake: bool | None = None
@@ -44,6 +50,8 @@ class Target:
         # one ends well: it may go on telling of its models all the while.
         self.warning: str | None = None
         self.failure: str | None = None
+        # How many jobs in a row did not end well, for whatever reason of its own.
+        self._failures = 0
         self.breaker = Breaker()
         # The affinity key of what was last sent there, by anybody.
         self.resident: str | None = None
@@ -71,6 +79,18 @@ class Target:
         """How this target spells the model."""
         return (self.inventory.own_name(model) if self.inventory else None) or model
 
+    def running_at(self, now: datetime) -> Sequence[Frame]:
+        """What is in its memory, as it told it: without what was to be unloaded since.
+
+        A model may be in use beyond its time, and clocks differ: what was told only just is believed.
+        """
+        if self.inventory is None:
+            return ()
+        told_at = self.answered_at or now
+        believed = timedelta(seconds=2 * CURRENT_SECONDS)
+        is_current = bool(self.awake) and now - told_at < believed
+        return self.inventory.running_at(now, told_at if is_current else None)
+
     def without_token(self, text: str) -> str:
         """What it said, but for the token that it was sent: some repeat what they refuse."""
         token = self.config.token
@@ -93,29 +113,47 @@ class Target:
         )
 
     @property
+    def keeps_failing(self) -> bool:
+        """Once is nothing."""
+        return self._failures >= FAILURES or not self.breaker.is_closed
+
+    @property
     def trouble(self) -> str | None:
         """What an operator should know of it."""
-        return self.warning if self.breaker.is_closed else self.failure or self.warning
+        return self.failure or self.warning if self.keeps_failing else self.warning
 
     # -- what runs tell ------------------------------------------------------------------------------
 
     def answered(self) -> None:
+        self.failure = None
+        self._failures = 0
+        self._close_breaker()
+
+    def _close_breaker(self) -> None:
         if not self.breaker.is_closed:
             log.info("target.breaker_closed", target=self.name)
         self.breaker.succeeded()
-        self.failure = None
 
     def undecided(self) -> None:
         self.breaker.undecided()
 
+    def answered_badly(self, problem: str) -> None:
+        """With an error. That costs nobody any time, and the next call may well be a good one."""
+        self._close_breaker()
+        self._failed(problem)
+
     def failed(self, problem: str) -> None:
-        """It answered, but badly."""
-        self.failure = problem[:500]
+        """Whoever asked waited in vain: it fell silent, or its answer broke off or made no sense."""
+        self._failed(problem)
         was_closed, now = self.breaker.is_closed, time.monotonic()
         self.breaker.failed(now)
         if was_closed and not self.breaker.is_closed:
             pause = round(self.breaker.seconds_left(now), 1)
             log.warning("target.breaker_opened", target=self.name, problem=self.failure, seconds=pause)
+
+    def _failed(self, problem: str) -> None:
+        self.failure = problem[:500]
+        self._failures += 1
         self.on_trouble(self)
 
     def unreachable(self, problem: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dialects import DIALECTS
+from app.dialects import TARGET_DIALECTS
 from app.dialects.protocol import IncompleteAnswer
 from app.dialects.shapes import Frame, GarbledAnswer, Kind
 from app.executors.llm import TargetAnswer
@@ -76,12 +76,14 @@ class Job:
 def come_to(kind: Kind, source: str, to: str, frames: list[Frame], *, short: bool, wire: bool = False) -> Any:
     """All that is said, what it ends in, and the result: without its times. `wire`: from the bytes on."""
     context = Context()
-    answer = TargetAnswer(kind, DIALECTS[source], cast(ClaimedJob, Job(to)), {}, cast(RunContext, context))
-    decoder = DIALECTS[source].text_decoder(kind)
+    answer = TargetAnswer(
+        kind, TARGET_DIALECTS[source], cast(ClaimedJob, Job(to)), {}, cast(RunContext, context)
+    )
+    decoder = TARGET_DIALECTS[source].text_decoder(kind)
     try:
         for frame in frames:
             if wire:
-                for heard in decoder.hear(DIALECTS[source].encode(frame)):
+                for heard in decoder.hear(TARGET_DIALECTS[source].encode(frame)):
                     answer.repeat(heard) if isinstance(heard, str) else answer.take(heard)
                 continue
             if not short:
@@ -118,7 +120,9 @@ def test_nearly_all_words_take_the_short_way(
     source: str, to: str, frame: Frame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = Context()
-    answer = TargetAnswer("chat", DIALECTS[source], cast(ClaimedJob, Job(to)), {}, cast(RunContext, context))
+    answer = TargetAnswer(
+        "chat", TARGET_DIALECTS[source], cast(ClaimedJob, Job(to)), {}, cast(RunContext, context)
+    )
     answer.take(frame)
     # The first word takes the long way; from then on nothing is fed.
     monkeypatch.setattr(answer._translator, "feed", None)

@@ -16,6 +16,7 @@ import pytest
 
 from app.jobs.states import Verb
 from app.store import artifacts, bulk, dependencies, keys, outbox, queues, schedules, targets
+from app.store.arrivals import Arrival, arrive
 from app.store.artifacts import NewArtifact
 from app.store.changes import Changes, Durations, Failure
 from app.store.claims import Claimant, Claims
@@ -25,6 +26,7 @@ from app.store.enqueue import enqueue
 from app.store.events import NewEvent, append
 from app.store.idempotency import Receipt, Submission
 from app.store.locks import lock
+from app.store.low_water import LowWater
 from app.store.managed import ManagedEnqueue
 from app.store.promote import promote
 from app.store.prune import plan_walks, prune
@@ -64,6 +66,7 @@ KEYED = ("keyed", "k")
 
 # Verbs that tell of what they did by another value, which has a `Changes` in it.
 WRAPPED = {
+    "app.store.arrivals.arrive": "Arrived",
     "app.store.enqueue.enqueue": "Enqueued",
     "app.store.managed.ManagedEnqueue.enqueue": "Enqueued",
     "app.store.managed.ManagedEnqueue.enqueue_in": "Enqueued",
@@ -302,6 +305,27 @@ async def claim_briefly(database: Database) -> tuple[Changes[Any], Changes[Any]]
     said = await Claims(database).claim_brief("default", ["noop"], [Claimant("w", 1, 30)])
     told: dict[str, Any] = {"webhooks": [(job_id, URL)], "counts": counted((CLAIMED,)), "durations": CLAIM}
     return said, Changes(jobs={job_id}, **told)
+
+
+@scenario(arrive)
+async def arrive_where_there_is_room(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+    come = Arrival(Submission([job(interactive=True)]), "gpu")
+    said = await arrive(database, LowWater(), Claimant("w", 1, 30), [come])
+    counts = counted((ENQUEUED,), (CLAIMED,), (SETTLEMENTS, "start", "true"))
+    said.enqueued.add(said.claimed)
+    return said.enqueued, Changes(
+        jobs={come.job.id}, accepted=Counter(default=1), counts=counts, durations=CLAIM
+    )
+
+
+@scenario(arrive)
+async def arrive_behind_another(database: Database) -> tuple[Changes[Any], Changes[Any]]:
+    await put_one(database, priority=5)
+    said = await arrive(
+        database, LowWater(), Claimant("w", 1, 30), [Arrival(Submission([job(interactive=True)]), "gpu")]
+    )
+    said.enqueued.add(said.claimed)
+    return said.enqueued, accepted("default", work={HERE})
 
 
 @scenario(ManagedEnqueue.enqueue)
@@ -625,7 +649,8 @@ async def sweep_expires(database: Database) -> tuple[Changes[Any], Changes[Any]]
     await database.execute("UPDATE jobs SET has_dependents = true")
     await backdate(database, job_id, "deadline")
     failure = Failure(job_id, "noop", "default", "expired", 1, '{"code":"deadline"}', None)
-    told: dict[str, Any] = {"ended": {job_id}, "failed": [failure]}
+    # Its worker is told to stop, too.
+    told: dict[str, Any] = {"ended": {job_id}, "failed": [failure], "cancels": {job_id}}
     return await swept(database), moved_by("expire", job_id, ended("expired"), **told)
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from app.jobs.states import TERMINAL, Verb
-from app.store.control import Cancel, cancel, delete, revive
+from app.store.control import FAMILY_BATCH, Cancel, cancel, delete, revive
 from app.store.database import Database
 from app.store.outbox import Try, record
 from app.store.settle import Settlement, note_late, settle
@@ -106,9 +106,21 @@ async def test_cancel_reaches_the_descendants_and_nobody_else(database: Database
         child: ("cancelled", True, False),
         running_child: ("loading", True, True),
         grandchild: ("cancelled", True, False),
-        ended: ("done", False, False),
     }
     assert await states_of(database, bystander, ended) == ["queued", "done"]
+    await invariants.check_all(database)
+
+
+async def test_cancel_reaches_families_of_any_size(database: Database) -> None:
+    root = await put_one(database)
+    children = await put(database, *(job(parent_id=root) for _ in range(FAMILY_BATCH + 200)))
+    first = await cancel(database, [root], TENANT, None, at_once=False)
+    assert [each.job_id for each in first.answers][:2] == [root, children[0]]
+    assert len(first.answers) == FAMILY_BATCH
+    rest = await cancel(database, [root], TENANT, None)
+    assert (rest.answers[0].job_id, rest.answers[0].changed) == (root, False)
+    assert len(rest.jobs) == 201
+    assert set(await states_of(database, root, *children)) == {"cancelled"}
     await invariants.check_all(database)
 
 

@@ -16,7 +16,9 @@ import pytest
 import app.store
 from app.jobs.states import Verb
 from app.store import claims, fair, live
+from app.store.arrivals import arrive_statement
 from app.store.database import Database
+from app.store.enqueue import OF_JOB
 from app.store.settle import Settlement, settle
 from tests.store.making import claim, job, put
 
@@ -75,13 +77,10 @@ def statements() -> Iterator[tuple[str, str]]:
     for module in pkgutil.iter_modules(app.store.__path__):
         for name, text in vars(importlib.import_module(f"app.store.{module.name}")).items():
             if isinstance(text, str) and re.match(r"\s*(WITH|SELECT|INSERT|UPDATE|DELETE)\b", text):
-                is_part = (
-                    name.startswith("_")
-                    or re.search(r"\{\w+\}", text)
-                    or text in (fair.DUE, live.HELD, live.ENTER_QUEUE)
-                )
+                is_part = name.startswith("_") or re.search(r"\{\w+\}", text) or text in (fair.DUE, live.HELD)
                 if not is_part:
                     yield f"{module.name}.{name}", text
+    yield "arrivals.arrive_statement", arrive_statement(tuple(range(len(OF_JOB))), one_place=True)
 
 
 def scans(plan: dict[str, Any]) -> Iterator[tuple[str, str, str | None]]:

@@ -181,8 +181,8 @@ async def explain_claim(
     recorder = Recorder()
     claims = Claims(recorder)
     long_ago = datetime(2020, 1, 1, tzinfo=UTC)
-    claims._low_water.ranges(queue, lanes)
-    claims._low_water.learn(
+    claims.low_water.ranges(queue, lanes)
+    claims.low_water.learn(
         queue,
         [made_up(ClaimedJob, lane=lane, rank=rank, ready_at=long_ago) for lane in lanes for rank in ranks],
     )

@@ -9,7 +9,20 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 
-from app.store import artifacts, bulk, events, holdings, keys, outbox, queues, schedules, targets, workers
+from app.store import (
+    artifacts,
+    batches,
+    bulk,
+    events,
+    files,
+    holdings,
+    keys,
+    outbox,
+    queues,
+    schedules,
+    targets,
+    workers,
+)
 from app.store.database import Database
 from app.store.job import BriefJob, ClaimedJob, Job, JobSummary, LeasedJob
 from app.store.read import Filter, get_job, list_jobs
@@ -63,6 +76,8 @@ ROWS: list[tuple[type[msgspec.Struct], str, set[str], set[str]]] = [
     (bulk.Operation, "bulk_operations", set(), set()),
     (artifacts.Artifact, "artifacts", set(), set()),
     (holdings.Holding, "target_holdings", set(), set()),
+    (files.File, "files", set(), set()),
+    (batches.Batch, "batches", {*batches.OF_JOB, "is_late"}, set()),
     (keys.KeyHolder, "jobs", {"job_id", "heartbeat_at"}, set()),
     (keys.KeyWaiter, "jobs", {"job_id"}, set()),
 ]

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.jobs.retry import DEFAULT_BACKOFF_SECONDS
+from app.jobs.outcomes import shown_error
+from app.jobs.retry import DEFAULT_BACKOFF_SECONDS, NO_BACKOFF
 from app.jobs.states import Verb
 from app.store.changes import Changes
 from app.store.control import cancel
@@ -108,6 +109,33 @@ async def test_fail_is_final_whatever_attempts_are_left(database: Database, star
     assert (row["error"], row["attempt"], row["reason"]) == (ERROR, 1, "fail")
     assert (await last_event(database, job_id))["error"]["code"] == "broken"
     await invariants.check_all(database)
+
+
+async def test_without_any_backoff_nothing_is_tried_again_later(database: Database) -> None:
+    for delay in (None, 1.0):
+        job_id = await put_one(database, max_attempts=5, backoff_seconds=list(NO_BACKOFF))
+        token = await claim_one(database, job_id)
+        settled = await settle_one(database, job_id, token, Verb.RETRY, error=ERROR, delay_seconds=delay)
+        row = await row_of(database, job_id)
+        assert (settled.state, row["reason"], row["attempt"], row["error"]) == ("failed", "fail", 1, ERROR)
+        # Whose worker was lost, or that was put off, is no less alive for that.
+        job_id = await put_one(database, backoff_seconds=list(NO_BACKOFF))
+        token = await claim_one(database, job_id)
+        settled = await settle_one(database, job_id, token, Verb.DEFER, error=ERROR, delay_seconds=60)
+        assert settled.state == "queued"
+
+
+@pytest.mark.parametrize("verb", [Verb.FAIL, Verb.RETRY])
+async def test_the_body_of_an_error_is_kept_as_written_and_no_event_tells_it(
+    database: Database, verb: Verb
+) -> None:
+    job_id, token = await running(database)
+    body = '{"error": {"b":1.50,"a":"}"}}'
+    await settle_one(database, job_id, token, verb, error=ERROR, error_body=body)
+    kept = (await row_of(database, job_id))["error"]
+    assert kept == ERROR[:-1] + f',"body":{body}}}'
+    assert (await last_event(database, job_id))["error"] == json.loads(ERROR)
+    assert json.loads(shown_error(kept) or "") == json.loads(ERROR)
 
 
 async def test_retry_climbs_the_default_ladder_and_ends_failed(database: Database) -> None:

@@ -36,6 +36,10 @@ A, B = affinity_of(llm_lane("a")), affinity_of(llm_lane("b"))
         pytest.param([head("a", 2), head("b", 1)], A, "a", False, False, id="resident and oldest anyway"),
         pytest.param([head("a", 1), head("b", 31)], A, "b", True, False, id="patience is over: the oldest"),
         pytest.param([head("a", 1), head("b", 30)], A, "a", False, True, id="patience is just not over"),
+        pytest.param(
+            [head("a", 1, -200), head("b", 99, -200)], A, "a", False, True, id="nobody waits for batches"
+        ),
+        pytest.param([head("a", 1, -200), head("b", 3601, -200)], A, "b", True, False, id="but not for ever"),
         pytest.param([head("a", 1), head("b", 2, 1)], A, "b", True, False, id="priority before affinity"),
         pytest.param([head("a", 99), head("b", 2, 1)], A, "b", True, False, id="priority before patience"),
         pytest.param(

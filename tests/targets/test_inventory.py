@@ -1,16 +1,16 @@
 """What a target says of the models in its memory, whatever it says."""
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from app.dialects import DIALECTS
+from app.dialects import TARGET_DIALECTS
 from app.targets.inventory import Inventory
 
 
 def resident(**said: Any) -> Any:
-    [found] = Inventory(DIALECTS["ollama"], running=[{"name": "llama3.2:latest", **said}]).residents
+    [found] = Inventory(TARGET_DIALECTS["ollama"], running=[{"name": "llama3.2:latest", **said}]).residents
     return found
 
 
@@ -35,3 +35,30 @@ def test_a_moment_that_is_none_is_not_told(moment: Any) -> None:
 
 def test_a_moment_without_a_zone_is_taken_for_utc() -> None:
     assert resident(expires_at="2026-01-01T12:00:00").unloads_at == datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("expires_at", "told_seconds_ago", "shown"),
+    [
+        ("2026-01-01T12:00:01Z", None, True),
+        ("2026-01-01T12:00:00Z", None, False),
+        ("2026-01-01T11:00:00Z", None, False),
+        # Unloaded since it was told, by its own word.
+        ("2026-01-01T11:59:59.8Z", 0.5, False),
+        # Told although it was past its time: it is in use, or the clocks differ.
+        ("2026-01-01T11:59:58Z", 0.5, True),
+        ("0001-01-01T00:00:00Z", 0.5, True),
+        ("2318-01-01T00:00:00Z", None, True),
+        ("whenever", None, True),
+        (None, None, True),
+    ],
+)
+def test_what_was_to_be_unloaded_by_now_is_not_shown(
+    expires_at: Any, told_seconds_ago: float | None, shown: bool
+) -> None:
+    inventory = Inventory(TARGET_DIALECTS["ollama"], running=[{"name": "m", "expires_at": expires_at}])
+    told_at = None if told_seconds_ago is None else NOW - timedelta(seconds=told_seconds_ago)
+    assert (inventory.running_at(NOW, told_at) != []) is shown

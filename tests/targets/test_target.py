@@ -5,7 +5,7 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from app.dialects import DIALECTS
+from app.dialects import TARGET_DIALECTS
 from app.outbound.client import GuardedClient
 from app.outbound.guard import ANY_ADDRESS
 from app.targets.breaker import FAILURES
@@ -19,7 +19,7 @@ def target() -> Target:
     target = Target(
         TargetConfig.of("a", TargetFields(url="http://127.0.0.1:1"), "api"), GuardedClient(ANY_ADDRESS), 1.0
     )
-    target.inventory = Inventory(DIALECTS["ollama"], [{"model": "m:latest"}], [{"model": "m:latest"}])
+    target.inventory = Inventory(TARGET_DIALECTS["ollama"], [{"model": "m:latest"}], [{"model": "m:latest"}])
     return target
 
 
@@ -61,6 +61,30 @@ def test_a_breaker_that_opens_or_closes_is_told_once(target: Target) -> None:
         ("target.breaker_closed", "info", "a"),
     ]
     assert (lines[0]["problem"], lines[0]["seconds"]) == ("time-out", 5.0)
+
+
+def test_errors_that_come_at_once_do_not_open_the_breaker_but_are_told(target: Target) -> None:
+    looks: list[str] = []
+    target.on_trouble = lambda each: looks.append(each.name)
+    for _ in range(FAILURES - 1):
+        target.answered_badly("target_error: HTTP 500")
+    assert (target.trouble, target.keeps_failing) == (None, False)
+    for _ in range(100):
+        target.answered_badly("target_error: HTTP 500")
+    assert (target.trouble, target.keeps_failing) == ("target_error: HTTP 500", True)
+    assert target.breaker.is_closed
+    assert len(looks) == FAILURES - 1 + 100
+    target.answered()
+    assert (target.trouble, target.keeps_failing) == (None, False)
+
+
+def test_an_error_is_an_answer_and_closes_the_breaker(target: Target) -> None:
+    for _ in range(FAILURES):
+        target.failed("target_timeout: silent")
+    assert not target.breaker.is_closed
+    target.answered_badly("target_error: HTTP 500")
+    assert target.breaker.is_closed
+    assert target.trouble == "target_error: HTTP 500", "it has not done well yet"
 
 
 def test_a_failing_target_says_why_also_while_it_tells_of_its_models(target: Target) -> None:
