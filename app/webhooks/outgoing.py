@@ -19,7 +19,7 @@ class Outgoing:
     def __init__(self, settings: Settings) -> None:
         """Raises SettingsError naming the setting that cannot be used."""
         try:
-            self.policy = AddressPolicy(listed(settings.outbound_allow))
+            self.policy = AddressPolicy(listed(_may_be_called(settings)))
         except ValueError as problem:
             raise SettingsError(f"FOREMAN_OUTBOUND_ALLOW: {problem}") from None
         try:
@@ -27,10 +27,20 @@ class Outgoing:
         except SecretBoxError as problem:
             raise SettingsError(f"FOREMAN_SECRET_KEY: {problem}") from None
         self.server_secrets = _server_secrets(settings.webhook_secret)
+        url = settings.openai_webhook_url
+        reason = None if url is None else self.policy.check_url(url)
+        if reason is not None:
+            raise SettingsError(f"FOREMAN_OPENAI_WEBHOOK_URL: {reason}")
 
     def client(self) -> GuardedClient:
         """Belongs to the event loop it is made in."""
         return GuardedClient(self.policy)
+
+
+def _may_be_called(settings: Settings) -> str:
+    """Beside the public internet. Without a database of its own it is going to be the development mode."""
+    is_development = settings.database_url is None and settings.auth == "off"
+    return ",".join(filter(None, (settings.outbound_allow, LOOPBACK if is_development else "")))
 
 
 def _server_secrets(setting: str | None) -> list[str]:

@@ -15,6 +15,8 @@ import orjson
 
 from app.jobs.artifacts import INLINE_LIMIT, RESULT, artifact_list, artifact_url
 from app.jobs.lanes import LLM_KINDS
+from app.jobs.openai_events import OPENAI_SHAPE
+from app.jobs.outcomes import shown_error
 from app.jobs.signing import sign
 from app.jobs.states import TERMINAL, State
 from app.outbound.client import GuardedClient
@@ -25,6 +27,7 @@ from app.store import outbox
 from app.store.database import Database
 from app.store.events import CHATTER_TYPES
 from app.store.outbox import DueDelivery
+from app.webhooks.openai_event import compose_event
 
 DEADLINE_SECONDS = 15.0
 MAX_RESPONSE_BYTES = 16 * 1024
@@ -82,10 +85,10 @@ class Sender:
             said = await outbox.chatter_of(self._database, delivery.job_id, delivery.seq)
             return compose(delivery, chatter=said)
         if not (is_too_large(delivery) and delivery.kind in LLM_KINDS):
-            return compose(delivery)
+            return _compose(delivery, None)
         async with self._large:
             result = await outbox.result_of(self._database, delivery.job_id)
-            return compose(delivery, large_result=result)
+            return _compose(delivery, result)
 
     def _headers(self, delivery: DueDelivery, body: bytes, timestamp: int) -> dict[str, str]:
         message_id = delivery_id(delivery.job_id, delivery.seq)
@@ -140,6 +143,14 @@ def is_too_large(delivery: DueDelivery) -> bool:
     return (delivery.result_bytes or 0) > MAX_RESULT_BYTES
 
 
+def _compose(delivery: DueDelivery, large_result: str | None) -> bytes:
+    """In the shape that the job asked for. Only what a run says has no other shape than ours."""
+    if delivery.webhook_shape == OPENAI_SHAPE:
+        event_id = f"evt_{delivery_id(delivery.job_id, delivery.seq)}"
+        return compose_event(delivery, event_id, large_result or delivery.result)
+    return compose(delivery, large_result=large_result)
+
+
 def compose(delivery: DueDelivery, *, large_result: str | None = None, chatter: str | None = None) -> bytes:
     """The body, with what did not come with the delivery itself: a large result, what a run said."""
     is_state = delivery.type in _STATES
@@ -178,7 +189,8 @@ def _error(delivery: DueDelivery) -> Any:
     if data and '"error"' in data:
         return orjson.loads(data).get("error")
     is_end = delivery.state in TERMINAL and delivery.state == delivery.job_state
-    return orjson.Fragment(delivery.error) if is_end and delivery.error else None
+    error = shown_error(delivery.error) if is_end else None
+    return orjson.Fragment(error) if error else None
 
 
 def _result(delivery: DueDelivery) -> Any:

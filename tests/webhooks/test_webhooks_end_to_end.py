@@ -6,17 +6,24 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
 import httpx
+import openai
 import pytest
 from standardwebhooks.webhooks import Webhook
 
 from app.embedded import EmbeddedPostgres
+from app.jobs.openai_events import ENDS
 from app.jobs.states import RESERVED_EVENT_TYPES
+from app.jobs.submission import NewJob
+from app.secretbox import SecretBox
+from app.store.database import Database
 from tests.conftest import ROOT, MakeServer, Server, wait_until
 from tests.serving import serving
+from tests.store.making import job, put
 from tests.webhooks.conftest import Arrival, MakeReceiver, ReceiverProcess
 
 SECRET = "whsec_" + base64.b64encode(b"a secret of just enough bytes.").decode()
@@ -126,6 +133,40 @@ def test_the_result_and_the_completion_of_a_chat_arrive_with_done(
     assert (said["model"], said["seq"], said["previous_state"]) == ("echo", 4, "working")
     assert said["result"] == httpx.get(f"{server.url}/jobs/{job_id}").json()["result"]
     assert [(each["name"], each["inline"]) for each in said["artifacts"]] == [("completion", "one two")]
+
+
+def put_directly(server: Server, new: NewJob) -> None:
+    """What no route of its own has submitted."""
+
+    async def write() -> None:
+        database = Database(server.database_url)
+        await database.open()
+        try:
+            await put(database, new)
+        finally:
+            await database.close()
+
+    asyncio.run(write())
+
+
+def test_a_batch_that_is_cancelled_says_so_to_the_openai_client(
+    server: Server, receiver: ReceiverProcess
+) -> None:
+    later = datetime.now(UTC) + timedelta(days=1)
+    new = job(
+        kind="batch", run_at=later, webhook_url=receiver.url, webhook_shape="openai", webhook_events=ENDS
+    )
+    new.sealed_webhook_secret = SecretBox.from_setting(LOCAL["FOREMAN_SECRET_KEY"]).seal(SECRET, new.id)
+    put_directly(server, new)
+    httpx.post(f"{server.url}/jobs/{new.id}/cancel").raise_for_status()
+    wait_until(lambda: all_over(server, new.id, 1))
+    [arrival] = receiver.arrivals()
+    with openai.OpenAI(api_key="none", webhook_secret=SECRET) as client:
+        told = client.webhooks.unwrap(arrival.body, arrival.headers)
+    assert isinstance(told, openai.types.webhooks.BatchCancelledWebhookEvent)
+    assert told.data.id == f"batch_{new.id}"
+    [listed] = deliveries(server, new.id)
+    assert (listed["type"], listed["delivery_id"]) == ("cancelled", arrival.headers["webhook-id"])
 
 
 def test_a_failure_arrives_with_its_error(server: Server, receiver: ReceiverProcess) -> None:
