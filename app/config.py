@@ -132,6 +132,13 @@ class Settings(BaseModel):
     keep_alive_seconds: float = _setting(
         15, "how often a stream on which nothing happens says so", ge=0.05, le=300
     )
+    plain_keep_alive_seconds: float = _setting(
+        45,
+        "after how long a call without a stream gets its first sign of life, and with it a status that no "
+        "error can change any more; 0: never",
+        ge=0,
+        le=86_400,
+    )
     slow_reader_seconds: float = _setting(
         30, "a connection whose reader takes nothing for so long is closed", ge=0.1, le=3600
     )
@@ -147,6 +154,9 @@ class Settings(BaseModel):
     )
     max_artifact_bytes: int = _setting(256 * 1024 * 1024, "largest artifact", ge=1024, le=1 << 40)
     max_artifacts: int = _setting(1000, "artifacts that one job may have", ge=1, le=1_000_000)
+    max_file_bytes: int = _setting(
+        200 * 1024 * 1024, "largest file that batches are made of", ge=1024, le=1 << 40
+    )
     outbound_allow: str = _setting(
         "",
         "networks, addresses and hosts, separated by commas, that webhooks and http jobs may "
@@ -167,6 +177,13 @@ class Settings(BaseModel):
     webhook_host_concurrency: int = _setting(
         64, "webhooks that one process sends to one receiver at the same time", ge=1, le=384
     )
+    webhook_shape: Literal["foreman", "openai"] = _setting(
+        "foreman", "what the webhooks of responses and batches look like, unless a header says otherwise"
+    )
+    openai_webhook_url: str | None = _setting(
+        None,
+        "where the events of background responses and of batches go, unless a header names another receiver",
+    )
     ollama_url: str | None = _setting(None, "an Ollama to use: makes the target `default`")
     ollama_slots: int = _setting(4, "jobs that the target `default` gets at the same time", ge=1, le=10_000)
     targets: Path | None = _setting(None, "TOML file with more targets")
@@ -176,6 +193,9 @@ class Settings(BaseModel):
     )
     target_timeout_seconds: float = _setting(
         300, "how long a target may say nothing in the middle of a job", ge=0.1, le=86_400
+    )
+    target_answer_seconds: float = _setting(
+        3600, "how long a target may take for an answer that is not streamed", ge=0.1, le=86_400
     )
     allowed_hosts: str = _setting(
         "", "names, separated by commas, that this server is called by besides the loopback ones"

@@ -13,7 +13,8 @@
     │   ├── LeaseLost             lease_lost
     │   ├── JobTerminal           job_terminal
     │   ├── InvalidTransition     invalid_transition
-    │   └── KeyBusy               key_busy
+    │   ├── KeyBusy               key_busy
+    │   └── FileInUse             file_in_use
     ├── PayloadTooLarge       413 payload_too_large
     │   └── HeadersTooLarge   431 payload_too_large
     ├── RangeNotSatisfiable   416 range_not_satisfiable
@@ -110,6 +111,14 @@ class InvalidTransition(Conflict):
 
 class KeyBusy(Conflict):
     code, title = "key_busy", "Another job holds this concurrency key"
+
+
+class FileInUse(Conflict):
+    code, title = "file_in_use", "A batch still reads this file"
+
+    def __init__(self, detail: str = "") -> None:
+        """OpenAI's clients try a 409 again; but until the batch has ended there is nothing to hope for."""
+        super().__init__(detail, headers={"x-should-retry": "false"})
 
 
 class PayloadTooLarge(ForemanError):

@@ -7,6 +7,10 @@ from app.api.open_streams import OpenStreams
 from app.api.services import Services
 from app.artifacts.store import ArtifactStore
 from app.config import Settings
+from app.engine.batch_keeper import BatchKeeper
+from app.engine.batch_results import BatchLimits, BatchResults
+from app.engine.batch_runner import SLOTS as BATCH_SLOTS
+from app.engine.batch_runner import BatchRunner
 from app.engine.claimers import Claimers
 from app.engine.disk_watch import DiskWatch
 from app.engine.event_writer import EventWriter
@@ -33,7 +37,7 @@ from app.executors.noop import NoopExecutor
 from app.identity.authenticator import Authenticator
 from app.identity.job_limits import JobLimits
 from app.identity.limits import usual_limits
-from app.jobs.lanes import LLM_KINDS, kind_of
+from app.jobs.lanes import BATCH, BATCH_LANE, LLM_KINDS, kind_of
 from app.jobs.tenants import DEFAULT_TENANT
 from app.loops.housekeeping import Housekeeping
 from app.loops.parts import Parts, Resource
@@ -82,7 +86,9 @@ class Foreman:
         self.outgoing = Outgoing(settings)
         self.webhook_client = self.outgoing.client()
         self.http_client = self.outgoing.client()
-        checks = SubmissionChecks(self.outgoing.policy, self.webhook_client, self.outgoing.box)
+        checks = SubmissionChecks(
+            self.outgoing.policy, self.webhook_client, self.outgoing.box, settings.openai_webhook_url
+        )
         self.queues = Queues(self.database, self.hub, settings, checks, self.tracer)
         self.settler = Settler(self.database, self.hub)
         self.live = LiveOutputs(self.hub.nudge)
@@ -91,6 +97,8 @@ class Foreman:
         self.sweeper = Sweeper(self.database, self.hub, settings)
         self.artifacts = ArtifactStore(self.database, settings.artifacts_url)
         self.janitor = Janitor(self.database, self.artifacts, chatter_days=settings.chatter_days)
+        self._batch_limits = BatchLimits(settings.max_body_bytes, settings.max_json_depth)
+        self._batch_results = BatchResults(self.database, self.artifacts, self._batch_limits)
         sender = Sender(self.webhook_client, self.outgoing.box, self.outgoing.server_secrets, self.database)
         tally = DailyTally()
         self.webhooks = Deliverer(self.database, self.hub, sender, settings, tally, self.tracer)
@@ -101,6 +109,7 @@ class Foreman:
             from_environment(settings.ollama_url, settings.ollama_slots, settings.targets),
             inventory_seconds=settings.inventory_seconds,
             idle_seconds=settings.target_timeout_seconds,
+            whole_seconds=settings.target_answer_seconds,
         )
         self.worker = None if settings.role == "api" else self._make_worker()
         self.dispatcher = (
@@ -108,6 +117,7 @@ class Foreman:
             if self.worker is None
             else TargetDispatcher(self.database, self.hub, self.targets, self.worker, settings)
         )
+        self.intake.seats = self.dispatcher
         self.worker_directory = WorkerDirectory(self.database)
         if self.worker:
             self.worker_directory.introduce(
@@ -115,7 +125,7 @@ class Foreman:
                     DEFAULT_TENANT,
                     self.worker.name,
                     queues=["*"],
-                    kinds=["http", "noop", *sorted(LLM_KINDS)],
+                    kinds=["http", "noop", *sorted(LLM_KINDS), BATCH],
                     concurrency=settings.worker_slots,
                     version=__version__,
                 )
@@ -170,6 +180,7 @@ class Foreman:
                 DiskWatch(self.database),
                 Housekeeping(),
                 self.janitor,
+                BatchKeeper(self.database, self.hub, self._batch_results, settings.sweep_seconds),
                 self.worker_directory,
                 Resource(self.http_client.aclose),
                 Resource(self.webhook_client.aclose),
@@ -195,6 +206,19 @@ class Foreman:
                 else HttpExecutor(self.http_client),
                 self.settings.worker_slots,
                 lambda lane: kind_of(lane) == "http",
+            ),
+            Pool(
+                "batch",
+                BatchRunner(
+                    self.database,
+                    self.hub,
+                    self.artifacts,
+                    self.intake,
+                    self._batch_results,
+                    self._batch_limits,
+                ),
+                BATCH_SLOTS,
+                lambda lane: lane == BATCH_LANE,
             ),
             Pool("echo", EchoExecutor(), ECHO_SLOTS, self._echo_accepts, live=True),
         ]

@@ -11,12 +11,14 @@ from starlette.exceptions import HTTPException
 from app import __version__
 from app.api import (
     artifacts,
+    batches,
     bulk,
     dead_letters,
     document,
     events,
     family,
     feed,
+    files,
     health,
     jobs,
     keys,
@@ -27,9 +29,9 @@ from app.api import (
     webhooks,
     workers,
 )
-from app.api.edge import Edge
+from app.api.edge import BodyLimits, Edge
 from app.api.guard import Guard
-from app.api.job_documents import JobError, WebhookMessage
+from app.api.job_documents import JobError, OpenAIEvent, WebhookMessage
 from app.api.mount import mounted
 from app.api.problems import handle_foreman_error, handle_http_exception, handle_invalid_parameters
 from app.api.worker_schemas import ReportedUsage
@@ -59,8 +61,12 @@ ROUTES = [
     *schedules.routes,
     *targets.routes,
     *keys.routes,
-    # The surface of a dialect stands in the module of its name.
-    *(route for name in DIALECTS for route in import_module(f"app.api.{name}").routes),
+    # Before the surfaces, one of which answers for all of /v1 that is not there.
+    *files.routes,
+    *batches.routes,
+    # The surface of a dialect stands in the module of its name. Those that stand first in the table are last:
+    # they answer for what nobody offers.
+    *(route for name in reversed(DIALECTS) for route in import_module(f"app.api.{name}").routes),
     *health.routes,
 ]
 
@@ -68,7 +74,7 @@ ROUTES = [
 PAGES = pages.routes
 
 # Shapes that the document needs although no route names them.
-UNNAMED = (JobError, ReportedUsage, WebhookMessage)
+UNNAMED = (JobError, ReportedUsage, WebhookMessage, OpenAIEvent)
 
 
 def create_app(settings: Settings) -> Edge:
@@ -114,9 +120,12 @@ def create_app(settings: Settings) -> Edge:
         app,
         Guard(listed(settings.allowed_hosts), listed(settings.cors_origins)),
         foreman.authenticator,
-        max_body_bytes=settings.max_body_bytes,
-        max_artifact_bytes=settings.max_artifact_bytes,
-        max_bytes_in_flight=settings.max_bytes_in_flight,
+        limits=BodyLimits(
+            settings.max_body_bytes,
+            settings.max_artifact_bytes,
+            settings.max_file_bytes,
+            settings.max_bytes_in_flight,
+        ),
         routes=routes,
         pages=None if is_worker else DashboardPages(),
     )

@@ -112,6 +112,8 @@ PARTITIONS_DROPPED = Counter(
     "foreman_partitions_dropped", "Days dropped from append-heavy tables.", ["table"]
 )
 ARTIFACT_BYTES = Counter("foreman_artifact_bytes", "Bytes of artifacts taken in and given out.", ["way"])
+FILE_BYTES = Counter("foreman_file_bytes", "Bytes of files taken in and given out.", ["way"])
+BATCHES_ENDED = Counter("foreman_batches_ended", "Batches that have ended, by state.", ["state"])
 GATES_PASSED = Counter("foreman_gates_passed", "Times that waiting jobs were let through, by gate.", ["gate"])
 REFUSED = Counter("foreman_submissions_refused", "Submissions that a queue's rules refused.", ["code"])
 SKIPPED = Counter("foreman_jobs_skipped", "Queued jobs that were replaced by newer ones.")

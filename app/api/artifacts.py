@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Header
+from prometheus_client import Counter
 from pydantic import AfterValidator
 from starlette.requests import Request
 from starlette.responses import Response
@@ -330,8 +331,17 @@ def parse_range(given: str | None, size: int) -> Slice:
 class Given(Response):
     """An artifact on its way out, piece by piece: none of it is held in memory as a whole."""
 
-    def __init__(self, services: Services, found: Found, wanted: Slice, headers: dict[str, str]) -> None:
+    def __init__(
+        self,
+        services: Services,
+        found: Found,
+        wanted: Slice,
+        headers: dict[str, str],
+        *,
+        counted: Counter = _GIVEN_OUT,
+    ) -> None:
         self._services = services
+        self._counted = counted
         self._found = found
         self._wanted = wanted
         self.status_code = wanted.status
@@ -342,7 +352,7 @@ class Given(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         if scope["method"] != "HEAD":
             async for piece in self._pieces():
-                _GIVEN_OUT.inc(len(piece))
+                self._counted.inc(len(piece))
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 

@@ -14,8 +14,8 @@ import random
 import re
 import secrets
 import time
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import structlog
@@ -31,9 +31,10 @@ from app.api.open_streams import CONNECTION
 from app.api.pages import Pages, session_token
 from app.api.problems import error_response, refusal
 from app.api.routes import Access, Route
+from app.api.surfaces import request_id_headers
 from app.errors import ForemanError, RateLimited
 from app.identity.account import EVERYBODY, NOBODY, Account, Connection
-from app.identity.authenticator import Authenticator
+from app.identity.authenticator import Authenticator, presented
 from app.identity.limits import InFlight, RequestRate
 from app.telemetry import BODY_BYTES, NO_ROUTE, REQUESTS, observe_all
 
@@ -59,6 +60,9 @@ SECURITY_HEADERS = [
     (b"referrer-policy", b"no-referrer"),
     (b"x-content-type-options", b"nosniff"),
 ]
+# Where files come in, and how much longer their form may be than they are.
+FILES = "/v1/files"
+FORM_BYTES = 64 * 1024
 ALWAYS_OPEN = frozenset({"/healthz", "/version", "/metrics"})
 # What asks for a stream in the Accept header.
 EVENT_STREAM = b"text/event-stream"
@@ -96,7 +100,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
 
 def look_at(headers: Iterable[tuple[bytes, bytes]]) -> Seen:
     """In one pass."""
-    host = origin = site = authorization = None
+    host = origin = site = authorization = api_key = None
     hosts = length = 0
     streams = False
     request_id = b""
@@ -110,6 +114,8 @@ def look_at(headers: Iterable[tuple[bytes, bytes]]) -> Seen:
         elif name == b"authorization":
             # Of two, neither is believed.
             authorization = value if authorization is None else b""
+        elif name == b"x-api-key":
+            api_key = value if api_key is None else b""
         elif name == b"accept":
             streams = EVENT_STREAM in value
         elif name == b"transfer-encoding":
@@ -121,7 +127,17 @@ def look_at(headers: Iterable[tuple[bytes, bytes]]) -> Seen:
             origin = value if origin is None else b"null"
         elif name == b"sec-fetch-site":
             site = value
-    return Seen(host, hosts, length, streams, origin, site, usable_request_id(request_id), authorization)
+    key = presented(authorization, api_key)
+    return Seen(host, hosts, length, streams, origin, site, usable_request_id(request_id), key)
+
+
+class BodyLimits(NamedTuple):
+    """The most bytes of a body, of one that is streamed through, and of all that one process holds."""
+
+    body: int
+    artifact: int
+    file: int
+    in_flight: int
 
 
 class Edge:
@@ -137,9 +153,7 @@ class Edge:
         guard: Guard,
         authenticator: Authenticator | None,
         *,
-        max_body_bytes: int,
-        max_artifact_bytes: int,
-        max_bytes_in_flight: int,
+        limits: BodyLimits,
         routes: Iterable[Route],
         pages: Pages | None = None,
     ) -> None:
@@ -148,11 +162,10 @@ class Edge:
         self._pages = pages
         self._guard = guard
         self._authenticator = authenticator
-        self._max_body_bytes = max_body_bytes
-        self._max_artifact_bytes = max_artifact_bytes
-        self._in_flight = InFlight(max(max_bytes_in_flight, max_body_bytes))
+        self._limits = limits
+        self._in_flight = InFlight(max(limits.in_flight, limits.body))
         # A body that says to be so small can be no larger, and is let in however much is held already.
-        self.unwatched = min(SMALL_BYTES, max_body_bytes)
+        self.unwatched = min(SMALL_BYTES, limits.body)
         routes = list(routes)
         self._hot_routes = {
             (route.method, route.path): route for route in routes if route.hot and "{" not in route.path
@@ -178,7 +191,7 @@ class Edge:
         request_id = seen.request_id
         state = scope.setdefault("state", {})
         state["request_id"] = request_id.decode()
-        answer = _Answer(send, request_id)
+        answer = _Answer(send, request_id_headers(scope["path"], request_id))
         if self._pages is not None and self._pages.owns(scope["path"]):
             state["pages"] = self._pages
             answer.security = self._pages.headers
@@ -277,11 +290,13 @@ class Edge:
             await self.app(scope, receive, send)
 
     def _watched_body(self, scope: Scope, receive: Receive, length: int, account: Account) -> Body:
-        # Only artifacts are streamed through; everything else is held in memory.
+        # Only artifacts and files are streamed through; everything else is held in memory.
         if scope["method"] == "PUT" and _ARTIFACT.match(scope["path"]):
-            body = Body(receive, self._max_artifact_bytes, ())
+            body = Body(receive, self._limits.artifact, ())
+        elif scope["method"] == "POST" and scope["path"] == FILES:
+            body = Body(receive, self._limits.file + FORM_BYTES, ())
         else:
-            body = Body(receive, self._max_body_bytes, (self._in_flight, account.held))
+            body = Body(receive, self._limits.body, (self._in_flight, account.held))
         body.check(length)
         scope["state"]["body"] = body
         return body
@@ -330,11 +345,11 @@ async def _nothing_more() -> Message:
 class _Answer:
     """Sends an answer on, and knows how far it has come."""
 
-    __slots__ = ("_request_id", "_send", "complete", "limits", "security", "status")
+    __slots__ = ("_request_headers", "_send", "complete", "limits", "security", "status")
 
-    def __init__(self, send: Send, request_id: bytes) -> None:
+    def __init__(self, send: Send, request_headers: Sequence[tuple[bytes, bytes]]) -> None:
         self._send = send
-        self._request_id = request_id
+        self._request_headers = request_headers
         self.security = SECURITY_HEADERS
         # What is left of it is told with every answer.
         self.limits: RequestRate | None = None
@@ -344,7 +359,7 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [*message["headers"], *self.security, (b"x-request-id", self._request_id)]
+            headers = [*message["headers"], *self.security, *self._request_headers]
             if self.limits is not None:
                 headers += self.limits.headers()
             message["headers"] = headers

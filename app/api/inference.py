@@ -22,7 +22,7 @@ _WORDS = {
     404: "No target has this model",
     413: "The body is too large",
     429: "Too many",
-    500: "The target failed",
+    500: "The target failed: with its own status, and what it said",
     503: "Overloaded, or shutting down",
     504: "The deadline has passed",
 }
@@ -43,8 +43,19 @@ class OpenAIError(msgspec.Struct):
     error: OpenAIErrorBody
 
 
+class AnthropicErrorBody(msgspec.Struct):
+    type: str
+    message: str
+
+
+class AnthropicError(msgspec.Struct):
+    type: Literal["error"]
+    error: AnthropicErrorBody
+
+
 OLLAMA_ERRORS = Errors(OllamaError, JSON, _WORDS)
 OPENAI_ERRORS = Errors(OpenAIError, JSON, _WORDS)
+ANTHROPIC_ERRORS = Errors(AnthropicError, JSON, _WORDS)
 
 # As the server that is stood in for would answer; what exactly is its target's business.
 AnyDocument = dict[str, Any]
@@ -56,7 +67,7 @@ class Inference(msgspec.Struct):
     model: Annotated[str, Meta(min_length=1)]
 
 
-def _extensions(
+def extensions(
     x_foreman_priority: Annotated[
         int | None, Header(ge=-100, le=100, description="Higher goes first.", alias="X-Foreman-Priority")
     ] = None,
@@ -65,6 +76,16 @@ def _extensions(
     ] = None,
     x_foreman_deadline_seconds: Annotated[
         float | None, Header(gt=0, description="Give up after this long.", alias="X-Foreman-Deadline-Seconds")
+    ] = None,
+    x_foreman_max_attempts: Annotated[
+        int | None,
+        Header(
+            ge=1,
+            le=100,
+            description="Try a target that fails so often, with the queue's backoff, instead of telling its "
+            "error at once.",
+            alias="X-Foreman-Max-Attempts",
+        ),
     ] = None,
     x_foreman_on_disconnect: Annotated[
         Literal["cancel", "continue"] | None,
@@ -78,8 +99,10 @@ def _extensions(
     """Foreman's own, as headers: what clients of these surfaces can set. Read in app/api/passthrough.py."""
 
 
-def asks(routes: Routes, dialect: Dialect, path: str, kind: Kind, summary: str) -> None:
-    """Declares a route that asks a model something."""
+def asks(
+    routes: Routes, dialect: Dialect, path: str, kind: Kind, summary: str, shape: type = Inference
+) -> None:
+    """Declares a route that asks a model something; `shape` is what its body may hold."""
     answered = Reply(
         "The answer, whole or as it comes",
         AnyDocument,
@@ -92,8 +115,8 @@ def asks(routes: Routes, dialect: Dialect, path: str, kind: Kind, summary: str) 
         Scope.JOBS_WRITE,
         summary,
         answered,
-        request=Content(Inference),
-        parameters=_extensions,
+        request=Content(shape),
+        parameters=extensions,
         errors=(400, 404, 413, 429, 500, 503, 504),
         hot=True,
     )
@@ -101,4 +124,4 @@ def asks(routes: Routes, dialect: Dialect, path: str, kind: Kind, summary: str) 
         return await answer(request, kind, dialect)
 
     # What clients made from the document call it.
-    asked.__name__ = path.removeprefix(dialect.path_prefix).replace("/", "_")
+    asked.__name__ = path.removeprefix(dialect.path_prefix).replace("/", "_") or dialect.name

@@ -370,3 +370,17 @@ class WebhookMessage(msgspec.Struct):
     type: Annotated[str, Meta(examples=["job.done"])]
     timestamp: Moment
     data: WebhookData
+
+
+class OpenAIEventData(msgspec.Struct):
+    id: Annotated[str, Meta(examples=["resp_01JZ7Q0C3N8W9V5T4R2E1D6A7B"])]
+
+
+class OpenAIEvent(msgspec.Struct):
+    """The body of a webhook in OpenAI's shape: of a response or a batch that has ended."""
+
+    id: Annotated[str, Meta(description="Equal on every try.")]
+    object: Literal["event"]
+    created_at: Annotated[int, Meta(description="When it ended, in seconds since 1970.")]
+    type: Annotated[str, Meta(examples=["response.completed", "batch.failed"])]
+    data: OpenAIEventData

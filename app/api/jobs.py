@@ -113,7 +113,7 @@ async def submit(request: Request) -> Response:
     # It is a wish: a caller who has too many of them is answered at once, for the job is there.
     if seconds is not None and account.may_wait:
         with long_poll(request.scope, seconds):
-            finished = await _wait_until_terminal(services, job_id, tenant, seconds)
+            finished = await wait_until_terminal(services, job_id, tenant, seconds)
         if finished is not None and finished.state in TERMINAL:
             headers = _headers_of(receipt) | {"preference-applied": f"wait={seconds}"}
             return json_response(encode(job_document(finished)), 200, headers)
@@ -260,7 +260,7 @@ async def get_job(
     ] = None,
 ) -> Answer[Document] | Response:
     with long_poll(request.scope, wait):
-        job = await _wait_until_terminal(server, job_id, caller.tenant, wait)
+        job = await wait_until_terminal(server, job_id, caller.tenant, wait)
     if job is None:
         raise NotFound("There is no such job.")
     headers = {"etag": f'"{job.seq}"'}
@@ -284,7 +284,7 @@ async def explain(server: Server, caller: Caller, job_id: JobIdInPath) -> Explan
     return explanation
 
 
-async def _wait_until_terminal(services: Services, job_id: str, tenant: str, seconds: float) -> Job | None:
+async def wait_until_terminal(services: Services, job_id: str, tenant: str, seconds: float) -> Job | None:
     """The job as soon as it has ended, or as it is when the time is over. Holds no connection meanwhile."""
     if seconds <= 0:
         return await read.get_job(services.database, job_id, tenant)
@@ -370,10 +370,10 @@ async def cancel(
 
 
 async def cancel_job(
-    services: Services, job_id: str, tenant: str, reason: str | None
+    services: Services, job_id: str, tenant: str, reason: str | None, *, at_once: bool = True
 ) -> list[control.Cancel]:
     """Cancel a job and its children; about the job itself first, nothing when there is no such job."""
-    changes = await control.cancel(services.database, [job_id], tenant, reason)
+    changes = await control.cancel(services.database, [job_id], tenant, reason, at_once=at_once)
     services.hub.announce(changes)
     return changes.answers
 

@@ -11,16 +11,17 @@ from app.api.inference import OLLAMA_ERRORS, AnyDocument, asks
 from app.api.parameters import Server
 from app.api.routes import Access, Content, Reply, Routes
 from app.api.services import Services
-from app.dialects import DIALECTS
+from app.dialects import TARGET_DIALECTS
 from app.dialects.framing import parse_frame
+from app.dialects.ollama import shown_model
 from app.dialects.shapes import Frame, GarbledAnswer
 from app.errors import ForemanError
 from app.identity.scopes import Scope
 from app.loops.off_loop import off_loop
 from app.outbound.errors import OutboundError
-from app.targets.inventory import ECHO_INVENTORY, Inventory, merged_models, model_entry
+from app.targets.inventory import ECHO_INVENTORY, Inventory, merged_models, model_entry, model_facts
 
-DIALECT = DIALECTS["ollama"]
+DIALECT = TARGET_DIALECTS["ollama"]
 routes = Routes(DIALECT.name, OLLAMA_ERRORS)
 # What is said to clients that ask, when no target is an Ollama: the version whose wire is spoken here.
 OLLAMA_VERSION = "0.33.0"
@@ -76,8 +77,7 @@ async def tags(server: Server) -> AnyDocument:
 
 @routes.get("/api/ps", Scope.JOBS_READ, "The models that are resident", "The models, as Ollama lists them")
 async def running(server: Server) -> AnyDocument:
-    await server.targets.catch_up()
-    return {"models": [model for each in inventories(server) for model in each.running]}
+    return {"models": await server.targets.running()}
 
 
 class ShowRequest(msgspec.Struct):
@@ -131,28 +131,6 @@ async def _ask_target(services: Services, model: str, body: bytes) -> Frame | No
 
 def _known(services: Services, model: str) -> Frame | None:
     """As far as the inventory alone can tell."""
-    entry = model_entry(inventories(services), model, DIALECT)
-    if entry is None:
-        return None
-    return {
-        "modelfile": "",
-        "parameters": "",
-        "template": "",
-        "details": entry["details"],
-        "model_info": {},
-        "capabilities": ["completion"],
-        "modified_at": entry["modified_at"],
-    }
-
-
-@routes.get(
-    "/api/{rest:path}",
-    Access.ANY_KEY,
-    "Nothing else is offered",
-    {},
-    errors=(404,),
-    also=("HEAD", "POST", "PUT", "PATCH", "DELETE"),
-    documented=False,
-)
-async def nothing(request: Request) -> Response:
-    return surfaces.error_response(DIALECT, 404, f"{request.url.path} is not offered here")
+    known = inventories(services)
+    entry = model_entry(known, model, DIALECT)
+    return None if entry is None else shown_model(entry, model_facts(known, model))

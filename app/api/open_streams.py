@@ -102,12 +102,30 @@ class AtOnce(Protocol):
         """The next piece of the answer. Only when ready."""
 
 
+class Line(Protocol):
+    """The connection that the request came by."""
+
+    def hang_up(self) -> None:
+        """At once, whatever is on its way."""
+
+
+class BrokenOffError(Exception):
+    """The answer cannot be completed. Where a server does not let us hang up, this makes it do so."""
+
+
 class OpenStream:
     """One open answer: `begin` it, `say` what there is; `gone` once the caller has hung up."""
 
-    def __init__(self, send: Send, hanging_up: "asyncio.Future[None]", at_once: AtOnce | None = None) -> None:
+    def __init__(
+        self,
+        send: Send,
+        hanging_up: "asyncio.Future[None]",
+        at_once: AtOnce | None = None,
+        line: Line | None = None,
+    ) -> None:
         self._send = send
         self._hanging_up = hanging_up
+        self._line = line
         # Not for whoever is in the middle of a `say`: that may be waiting with what comes first.
         self.at_once = at_once
         self.begun = False
@@ -126,6 +144,14 @@ class OpenStream:
         self._ended = last
         await self._send({"type": "http.response.body", "body": body, "more_body": not last})
 
+    async def break_off(self) -> None:
+        """Hang up in the middle: nobody may take what was sent for a whole answer."""
+        if self._line is None:
+            raise BrokenOffError
+        self._line.hang_up()
+        # It has left, for all who look: an answer without an end is nothing to complain of then.
+        await asyncio.wait([self._hanging_up])
+
     async def end(self) -> None:
         if self.begun and not self._ended and not self.gone:
             await self.say(b"", last=True)
@@ -136,11 +162,11 @@ async def answering(
     receive: Receive, send: Send, on_hang_up: Callable[[], object], scope: Scope | None = None
 ) -> AsyncIterator[OpenStream]:
     """An answer that is still to begin; it is complete when the block is left without an error."""
-    at_once = scope.get("extensions", {}).get(AT_ONCE) if scope else None
+    extensions = scope.get("extensions", {}) if scope else {}
     hanging_up = asyncio.ensure_future(_hang_up(receive))
     hanging_up.add_done_callback(lambda _: on_hang_up())
     try:
-        stream = OpenStream(send, hanging_up, at_once)
+        stream = OpenStream(send, hanging_up, extensions.get(AT_ONCE), extensions.get(CONNECTION))
         yield stream
         await stream.end()
     finally:

@@ -3,19 +3,18 @@
 from typing import Annotated
 
 from fastapi import Path
-from starlette.requests import Request
 from starlette.responses import Response
 
 from app.api import surfaces
 from app.api.inference import OPENAI_ERRORS, AnyDocument, asks
 from app.api.ollama import inventories
 from app.api.parameters import Server
-from app.api.routes import Access, Reply, Routes
-from app.dialects import DIALECTS
+from app.api.routes import Reply, Routes
+from app.dialects import TARGET_DIALECTS
 from app.identity.scopes import Scope
 from app.targets.inventory import merged_models, model_entry
 
-DIALECT = DIALECTS["openai"]
+DIALECT = TARGET_DIALECTS["openai"]
 routes = Routes(DIALECT.name, OPENAI_ERRORS)
 
 
@@ -39,18 +38,3 @@ async def models(server: Server) -> AnyDocument:
 async def model(server: Server, model: Annotated[str, Path()]) -> AnyDocument | Response:
     found = model_entry(inventories(server), model, DIALECT)
     return surfaces.unknown_model(DIALECT, model) if found is None else {**found, "id": model}
-
-
-@routes.get(
-    "/v1/{rest:path}",
-    Access.ANY_KEY,
-    "Nothing else is offered",
-    {},
-    errors=(404,),
-    also=("HEAD", "POST", "PUT", "PATCH", "DELETE"),
-    documented=False,
-)
-async def nothing(request: Request) -> Response:
-    return surfaces.error_response(
-        DIALECT, 404, f"{request.method} {request.url.path} is not offered here", code="unknown_url"
-    )

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta, Raw
 
 from app.api.job_documents import OBJECT, verbatim
-from app.dialects import DialectName
+from app.dialects import TargetDialectName
 from app.jobs.queue_settings import QueueSettings
 from app.jobs.shapes import Count, JobId, Moment, Number
 from app.jobs.states import State
@@ -185,7 +185,7 @@ class Schedules(msgspec.Struct):
 class Target(msgspec.Struct, kw_only=True):
     name: str
     url: TargetUrl
-    dialect: DialectName
+    dialect: TargetDialectName
     slots: Slots
     tags: Tags
     wake: WakeAction | None

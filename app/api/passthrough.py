@@ -3,11 +3,14 @@
 One engine, one queue: the handler submits an interactive job and follows its output, here or wherever it
 runs. Whoever hangs up cancels the job. Nothing is sent before there is something to say, so that an error
 still has its status; after the first byte it comes in-band, and every stream ends with one honest last frame.
+An answer that comes as a whole has no place for an error any more once it has begun: it is broken off.
 """
 
 import asyncio
 import contextlib
+import math
 import re
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -27,20 +30,21 @@ from app.api.job_parameters import idempotency_key, trace_of
 from app.api.jobs import cancel_job, fingerprint_of
 from app.api.open_streams import OpenStream, answering, long_poll
 from app.api.services import Services, account_of, services_of
-from app.dialects.framing import SSE_KEEP_ALIVE
-from app.dialects.protocol import AnswerWriter, Body, Dialect
+from app.dialects.protocol import AnswerWriter, Body, Dialect, StreamEncoder
 from app.dialects.shapes import Kind
 from app.errors import ForemanError, InvalidRequest, Unavailable
 from app.events.follow import Ended, Followed, Follower, Output, Restarted
-from app.events.frames import ENDINGS, FAILED
+from app.events.frames import Failure
 from app.events.live_output import Part
 from app.identity.account import Account
 from app.jobs import verbatim
+from app.jobs.retry import NO_BACKOFF
 from app.jobs.states import LIVE
 from app.jobs.submission import TEN_YEARS, Extensions, NewJob, is_name, new_job
 from app.loops.off_loop import off_loop
 from app.store.events import NewEvent, Want
 from app.store.idempotency import Submission
+from app.store.job import Job
 from app.targets.config import ECHO_NAME
 from app.telemetry import PASSTHROUGH
 
@@ -50,6 +54,7 @@ log = structlog.get_logger()
 REATTACH_SECONDS = 15.0
 # The event that a caller who came back leaves in the log.
 ATTACHED = "attached"
+MAX_ATTEMPTS = 100
 
 JSON = "application/json"
 RESTARTED = "the answer was interrupted and begun anew; ask again"
@@ -60,15 +65,15 @@ async def answer(request: Request, kind: Kind, dialect: Dialect) -> Response:
     """The whole of a synchronous call."""
     services = services_of(request)
     try:
-        call = await _read_call(request, services, kind, dialect)
-        if not await _is_known(services, call.job.model or ""):
+        call, _ = await read_call(request, services, kind, dialect)
+        if not await is_known(services, call.job.model or ""):
             return surfaces.unknown_model(dialect, call.job.model or "")
     except ForemanError as problem:
         return surfaces.refusal(dialect, problem)
     return Waiting(services, call, lambda: release_body(request))
 
 
-async def _is_known(services: Services, model: str) -> bool:
+async def is_known(services: Services, model: str) -> bool:
     if services.targets.is_empty:
         return model.removesuffix(":latest") == ECHO_NAME
     return not (await services.targets.serving_surely(model)).is_unknown
@@ -89,7 +94,8 @@ class Call:
     account: Account
 
 
-async def _read_call(request: Request, services: Services, kind: Kind, dialect: Dialect) -> Call:
+async def read_call(request: Request, services: Services, kind: Kind, dialect: Dialect) -> tuple[Call, Body]:
+    """And what it asks for. Not in the call itself: that is held until the answer is given."""
     body = await read_body(request)
     asked = await off_loop(len(body), _parse, body, kind, dialect, services.settings.max_json_depth)
     fields = Extensions(
@@ -97,25 +103,29 @@ async def _read_call(request: Request, services: Services, kind: Kind, dialect: 
         queue=_queue(request),
         priority=_priority(request),
         deadline_seconds=_deadline(request),
+        max_attempts=_max_attempts(request),
     )
     account = account_of(request)
     job = new_job(account.tenant, fields, body.decode(), asked.model, asked.runner_options)
     trace = trace_of(request)
     job.request_id, job.traceparent, job.tracestate = trace.request_id, trace.traceparent, trace.tracestate
     job.interactive = True
+    if job.max_attempts is None:
+        job.backoff_seconds = list(NO_BACKOFF)
     job.dialect = dialect.name
     key = idempotency_key(request)
-    return Call(
+    call = Call(
         job,
         kind,
         dialect,
-        streams=dialect.asks_to_stream(kind, asked.stream),
+        streams=dialect.asks_to_stream(kind, asked),
         include_usage=asked.wants_usage,
         cancels=_cancels(request),
         key=key,
         fingerprint=None if key is None else await fingerprint_of(request, body),
         account=account,
     )
+    return call, asked
 
 
 def _parse(body: bytes, kind: Kind, dialect: Dialect, max_depth: int) -> Body:
@@ -150,6 +160,15 @@ def _deadline(request: Request) -> float | None:
     raise InvalidRequest("X-Foreman-Deadline-Seconds must be a number of seconds above 0")
 
 
+def _max_attempts(request: Request) -> int | None:
+    given = request.headers.get("x-foreman-max-attempts")
+    if given is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,3}", given.strip()) or not 1 <= int(given) <= MAX_ATTEMPTS:
+        raise InvalidRequest(f"X-Foreman-Max-Attempts must be a number from 1 to {MAX_ATTEMPTS}")
+    return int(given)
+
+
 def _cancels(request: Request) -> bool:
     given = request.headers.get("x-foreman-on-disconnect", "cancel").strip().lower()
     if given not in {"cancel", "continue"}:
@@ -168,8 +187,18 @@ class Waiting(Response):
         self._stream: OpenStream
         self._follower: Follower | None = None
         self._job_id = ""
+        self._encoder: StreamEncoder
         self._ended = False
         self.background = None
+        settings = services.settings
+        # How often it is looked whether a sign of life is due, and when that is.
+        self._quiet_seconds, self._sign_due = settings.keep_alive_seconds, time.monotonic()
+        if not call.streams:
+            first = settings.plain_keep_alive_seconds
+            looks = math.ceil(first / settings.keep_alive_seconds)
+            self._quiet_seconds = first / looks if looks else settings.keep_alive_seconds
+            # That of the looks which is nearest to the moment.
+            self._sign_due += first - self._quiet_seconds / 2 if first else math.inf
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Refused before there is a job, when this process or its caller has its fill of streams.
@@ -203,6 +232,7 @@ class Waiting(Response):
             await self._refuse(surfaces.refusal(call.dialect, problem))
             return
         self._job_id = receipt.job_ids[0]
+        self._encoder = call.dialect.encoder(call.job.payload, self._job_id)
         # The answer may take its time.
         call.job.payload = ""
         self._release()
@@ -211,7 +241,7 @@ class Waiting(Response):
                 await services.event_writer.append(NewEvent(self._job_id, ATTACHED))
             await self._tell(fresh=not receipt.replayed)
         except Unavailable as problem:
-            await self._error(503, problem.detail)
+            await self._fail(Failure(503, problem.detail, problem.code))
 
     def _follow(self, writer: AnswerWriter, *, fresh: bool) -> AsyncGenerator[Sequence[Followed], None]:
         services, tenant = self._services, self._call.job.tenant
@@ -220,24 +250,31 @@ class Waiting(Response):
         if self._stream.gone:
             follower.abandon()
         return follower.follow(
-            services.settings.keep_alive_seconds, fresh=fresh, tell_now=partial(self._tell_now, writer)
+            self._quiet_seconds,
+            fresh=fresh,
+            tell_now=partial(self._tell_now, writer),
+            only_end=not self._call.streams,
         )
 
     async def _tell(self, *, fresh: bool = False) -> None:
         call = self._call
+        opening = self._encoder.opening() if call.streams else b""
+        if opening:
+            await self._say(opening)
         model, now = call.job.model or "", datetime.now(UTC)
         writer = call.dialect.writer(call.kind, model, self._job_id, now, include_usage=call.include_usage)
         async with contextlib.aclosing(self._follow(writer, fresh=fresh)) as following:
             async for told in following:
                 last = told[-1]
-                if call.streams and isinstance(told[0], Output):
-                    await self._say(self._frames(writer, told))
+                if call.streams and isinstance(told[0], Output) and (said := self._frames(writer, told)):
+                    await self._say(said)
                 match last:
                     case Output():
-                        pass
+                        if not call.streams:
+                            await self._keep_alive(writer)
                     case Restarted():
                         if call.streams:
-                            await self._error(500, RESTARTED)
+                            await self._fail(Failure(500, RESTARTED, "restarted"))
                         else:
                             # Nothing was sent yet: the new answer is as good.
                             await self._tell()
@@ -257,27 +294,27 @@ class Waiting(Response):
         at_once = self._stream.at_once
         if at_once is None or not at_once.is_ready():
             return False
-        at_once.write(self._call.dialect.encode(writer.say(part, datetime.now(UTC))))
+        frame = self._encoder.frame
+        at_once.write(b"".join([frame(each) for each in writer.told(part, datetime.now(UTC))]))
         return True
 
     def _frames(self, writer: AnswerWriter, told: Sequence[Followed]) -> bytes:
         """What came together leaves together, in one write."""
-        dialect, now = self._call.dialect, datetime.now(UTC)
-        if len(told) == 1 and isinstance(told[0], Output):
-            return dialect.encode(writer.say(told[0].part, now))
+        frame, now = self._encoder.frame, datetime.now(UTC)
+        if isinstance(told[-1], Ended) and told[-1].state == "done":
+            writer.foresee(orjson.loads(told[-1].result or "{}"))
         said = [each.part for each in told if isinstance(each, Output)]
-        return b"".join([dialect.encode(writer.say(part, now)) for part in said])
+        return b"".join([frame(each) for part in said for each in writer.told(part, now)])
 
     async def _last_words(self, writer: AnswerWriter, job: Ended) -> None:
-        call, dialect = self._call, self._call.dialect
-        PASSTHROUGH.labels(dialect.name, job.state).inc()
+        call, encoder = self._call, self._encoder
+        PASSTHROUGH.labels(call.dialect.name, job.state).inc()
         if job.state != "done":
-            status, message, code = _what_went_wrong(job)
-            await self._error(status, message, code)
+            await self._fail(failure_of(job))
         elif call.streams:
             ending = writer.ending(orjson.loads(job.result or "{}"), datetime.now(UTC))
-            frames = b"".join([dialect.encode(frame) for frame in ending])
-            await self._say(frames + dialect.end_of_stream, last=True)
+            frames = b"".join([encoder.frame(frame) for frame in ending])
+            await self._say(frames + encoder.end(), last=True)
         else:
             await self._whole(200, (job.result or "{}").encode())
 
@@ -290,10 +327,11 @@ class Waiting(Response):
 
     async def _keep_alive(self, writer: AnswerWriter) -> None:
         if self._call.streams:
-            dialect = self._call.dialect
-            said = SSE_KEEP_ALIVE if dialect.sse else dialect.encode(writer.say("", datetime.now(UTC)))
-            await self._say(said)
+            await self._say(self._encoder.silence(writer.say("", datetime.now(UTC))))
             return
+        if time.monotonic() < self._sign_due:
+            return
+        self._sign_due = time.monotonic() + self._quiet_seconds / 2
         # Spaces before a JSON document mean nothing.
         if not self._stream.begun:
             await self._begin(200, JSON)
@@ -304,14 +342,20 @@ class Waiting(Response):
             await self._begin(status, JSON, *headers, (b"content-length", str(len(body)).encode()))
         await self._stream.say(body, last=True)
 
-    async def _error(self, status: int, message: str, code: str | None = None) -> None:
-        dialect = self._call.dialect
-        error = dialect.error(status, message, code=code)
-        if self._stream.begun and self._call.streams:
-            await self._say(dialect.encode(error) + dialect.end_of_stream, last=True)
+    async def _fail(self, failure: Failure) -> None:
+        dialect, status = self._call.dialect, failure.status
+        if self._stream.begun and not self._call.streams:
+            # It was called a success already.
+            await self._stream.break_off()
             return
-        advice = (b"retry-after", b"1") if status in (429, 503) else (b"x-should-retry", b"false")
-        await self._whole(status, msgspec.json.encode(error), advice)
+        if self._stream.begun:
+            await self._say(self._encoder.error(failure.frame(dialect)), last=True)
+            return
+        advice = (b"x-should-retry", b"false")
+        if status in (429, 503):
+            after = 1 if failure.retry_after is None else failure.retry_after
+            advice = (b"retry-after", str(after).encode())
+        await self._whole(status, msgspec.json.encode(failure.body(dialect)), advice)
 
     async def _refuse(self, response: Response) -> None:
         await self._stream.begin(response.status_code, response.raw_headers)
@@ -364,11 +408,6 @@ def _later(work: Any) -> None:
     task.add_done_callback(_TASKS.discard)
 
 
-def _what_went_wrong(job: Ended) -> tuple[int, str, str | None]:
-    if job.state in LIVE:
-        return 503, CLOSING, "unavailable"
-    if job.state != "failed":
-        status, message = ENDINGS.get(job.state, FAILED)
-        return status, message, job.state
-    error = orjson.loads(job.error or "{}")
-    return int(error.get("status") or 500), error.get("message") or "the job failed", error.get("code")
+def failure_of(job: Ended | Job) -> Failure:
+    """Of a job that has no answer."""
+    return Failure(503, CLOSING, "unavailable") if job.state in LIVE else Failure.of(job)

@@ -74,6 +74,10 @@ async def handle_foreman_error(request: Request, error: Exception) -> Response:
 async def handle_http_exception(request: Request, error: Exception) -> Response:
     """The framework's own refusals: unknown path, wrong method."""
     known = _BY_STATUS.get(int(getattr(error, "status_code", 500)), ForemanError)
+    dialect = surfaces.of_path(request.scope["path"])
+    # On the surfaces whatever is not offered is unknown, a method as well as a path.
+    if dialect is not None and known in (NotFound, MethodNotAllowed):
+        return surfaces.not_offered(dialect, request.method, request.scope["path"])
     response = refusal(request.scope, known())
     if response.status_code == MethodNotAllowed.status:
         response.headers["allow"] = ", ".join(_methods_of(request))

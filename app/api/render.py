@@ -10,6 +10,7 @@ from app.api.job_documents import Artifact, BriefClaimedJob, BriefTrace, Claimed
 from app.api.job_documents import Job as Document
 from app.jobs.artifacts import artifact_list
 from app.jobs.lanes import NO_WORKER, TARGET_ASLEEP
+from app.jobs.outcomes import shown_error
 from app.jobs.states import LIVE, State
 from app.jobs.tenants import unscoped
 from app.store.job import BriefJob, Job, JobSummary, LeasedJob
@@ -77,7 +78,7 @@ def _document(shape: type[Shape], job: JobSummary, now: datetime, **more: Any) -
         reason=job.reason,
         priority=job.priority,
         model=job.model,
-        error=_raw(job.error),
+        error=_raw(shown_error(job.error)),
         attempt=job.attempt,
         max_attempts=job.max_attempts,
         deferrals=job.deferrals,

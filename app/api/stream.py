@@ -18,7 +18,7 @@ from app.api.open_streams import OpenStream, is_stream, open_stream
 from app.api.parameters import query_names
 from app.api.routes import AnswerHeader, Reply, Routes
 from app.api.services import Services, services_of, tenant_of
-from app.dialects import DEFAULT_DIALECT, DIALECTS, DialectName
+from app.dialects import DEFAULT_DIALECT, TARGET_DIALECTS, TargetDialectName
 from app.dialects.framing import NDJSON
 from app.dialects.protocol import Dialect
 from app.errors import ForemanError, NotFound, Unavailable
@@ -36,7 +36,7 @@ _ID = re.compile(r"([0-9]{1,9})\.([0-9]{1,12})\Z")
 
 def _of_stream(
     job_id: Annotated[str, Path()],
-    dialect: Annotated[DialectName, Query(description="Whose frames.")] = DEFAULT_DIALECT.name,
+    dialect: Annotated[TargetDialectName, Query(description="Whose frames.")] = DEFAULT_DIALECT.name,
     last_event_id: Annotated[
         str | None,
         Header(
@@ -71,9 +71,9 @@ _QUERY = query_names(_of_stream)
 async def stream(request: Request) -> ASGIApp:
     services = services_of(request)
     check_query(request, _QUERY)
-    dialect = DIALECTS.get(request.query_params.get("dialect", DEFAULT_DIALECT.name))
+    dialect = TARGET_DIALECTS.get(request.query_params.get("dialect", DEFAULT_DIALECT.name))
     if dialect is None:
-        raise invalid("dialect", f"must be {' or '.join(DIALECTS)}")
+        raise invalid("dialect", f"must be {' or '.join(TARGET_DIALECTS)}")
     tenant = tenant_of(request)
     job = await existing_job(services, job_id_of(request), tenant)
     if job.kind not in {"chat", "generate"}:
@@ -158,6 +158,8 @@ class TokenStream:
         quiet = self._services.streams.keep_alive_seconds
         async with contextlib.aclosing(self._follower.follow(quiet)) as following:
             async for told in following:
+                if isinstance(told[-1], Ended):
+                    tokens.frames.foresee(told[-1])
                 said = b"".join([tokens.told(each) for each in told])
                 if said:
                     await answer.say(said)

@@ -2,8 +2,8 @@
 
 Output is gathered so that a job writes at most one row per 100 ms, however fast its tokens come, and all jobs
 write on the same beat, so that their rows share a statement. While nobody reads a job's log, its rows are
-fewer. What is left when the run ends goes into the commit of its settlement. A quick run that has said plain
-text only and is over before its first row leaves none: its result says it all.
+fewer. What is left when the run ends goes into the commit of its settlement. A quick run that has said text
+only and is over before its first row leaves none: its result says it all.
 Listeners in this process wait for none of that (see events/live_output.py).
 """
 
@@ -16,6 +16,8 @@ from typing import Any
 import orjson
 import structlog
 
+from app.dialects import dialect_named
+from app.dialects.kept import is_end, shown_text, text_of
 from app.errors import Unavailable
 from app.events.hub import Hub
 from app.events.live_output import LiveOutput, LiveOutputs, Part, width
@@ -29,7 +31,7 @@ log = structlog.get_logger()
 FIRST_ROW_SECONDS = 0.03
 BEAT_SECONDS = 0.1
 # Between the rows of a job whose log nobody reads.
-UNREAD_ROW_SECONDS = 0.5
+UNREAD_ROW_SECONDS = 1.0
 # A run that spoke for no longer than that was quick.
 QUICK_SECONDS = 0.1
 MAX_ROWS = 500
@@ -105,6 +107,7 @@ class Transcript:
     def __init__(self, event_writer: EventWriter, job: ClaimedJob) -> None:
         self._event_writer = event_writer
         self._job = job
+        self._numbers_events = dialect_named(job.dialect).numbers_events
         self._live: LiveOutput | None = None
         self._unwritten: list[Part] = []
         self._written = 0
@@ -157,8 +160,12 @@ class Transcript:
 
     def _pause(self, if_read: float) -> float:
         """Seconds until the next row, as far as can be told now: whoever comes later waits for it once."""
-        # Webhooks of output are readers as well.
-        is_read = self._job.webhook_url is not None or self._event_writer.is_read(self._job.id)
+        # Webhooks of output are readers as well, and whoever hears the run may come back to read on.
+        is_read = (
+            self._job.webhook_url is not None
+            or self._numbers_events
+            or self._event_writer.is_read(self._job.id)
+        )
         return if_read if is_read else UNREAD_ROW_SECONDS - BEAT_SECONDS / 2
 
     def _was_written(self, row: "asyncio.Future[Appended | None]") -> None:
@@ -190,7 +197,11 @@ class Transcript:
     def _result_says_it_all(self) -> bool:
         """And nobody can have missed the rows that such a run would have."""
         quick = self._written == 0 and time.monotonic() - self._began <= QUICK_SECONDS
-        return quick and all(isinstance(part, str) for part in self._unwritten)
+        if not quick:
+            return False
+        frames = [part for part in self._unwritten if not isinstance(part, str) and not is_end(part)]
+        # One that shows what the texts look like is in the result as well.
+        return not frames or (len(frames) == 1 and text_of(frames[0]) is not None)
 
     def close(self, result: str | None = None) -> None:
         """The run is settled: listeners go on with the job's end, which is `result` if that made it done."""
@@ -201,7 +212,7 @@ class Transcript:
     def _take(self) -> str:
         """What was said since the last row, as the data of the next."""
         parts, self._unwritten = self._unwritten, []
-        text = "".join(part for part in parts if isinstance(part, str))
+        text = "".join([shown_text(part) for part in parts])
         data: dict[str, Any] = {
             "attempt": self._job.attempt,
             "run": self._job.seq,

@@ -28,7 +28,7 @@ from app.jobs.explanation import (
     sentence,
     soon,
 )
-from app.jobs.lanes import BUILTIN_KINDS, LLM_KINDS, TARGET_ASLEEP
+from app.jobs.lanes import TARGET_ASLEEP, worker_tenant
 from app.jobs.queue_settings import QueueSettings
 from app.jobs.states import RUNNING, Verb
 from app.jobs.tenants import owned, unscoped
@@ -145,7 +145,7 @@ class WaitingJob:
         since = (await self.claimers.missing([job])).get(job.id)
         if since is None or since.tzinfo is None:
             return []
-        if job.kind in BUILTIN_KINDS or job.kind in LLM_KINDS:
+        if worker_tenant(job.lane) is None:
             code = Code.NO_WORKER_PROCESS
             words = (
                 f"no process of Foreman that runs jobs has been about since {clock(since, job.now)}:"

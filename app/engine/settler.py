@@ -107,7 +107,7 @@ def _settlement(job_id: str, lease_token: str, outcome: Outcome) -> Settlement:
         case Succeeded(result, usage):
             return Settlement(job_id, lease_token, Verb.COMPLETE, result=result, usage=usage)
         case Failed(error):
-            return Settlement(job_id, lease_token, Verb.FAIL, error=error_json(error))
+            return Settlement(job_id, lease_token, Verb.FAIL, error=error_json(error), error_body=error.body)
         case Retry(error, delay):
             spread = jitter(random.random())
             return Settlement(
@@ -115,6 +115,7 @@ def _settlement(job_id: str, lease_token: str, outcome: Outcome) -> Settlement:
                 lease_token,
                 Verb.RETRY,
                 error=error_json(error),
+                error_body=error.body,
                 delay_seconds=delay,
                 jitter=spread,
             )
@@ -133,4 +134,8 @@ def error_json(error: JobError) -> str:
     said: dict[str, object] = {"code": error.code, "message": message, "retryable": error.retryable}
     if error.status is not None:
         said["status"] = error.status
+    if error.param is not None:
+        said["param"] = error.param
+    if error.retry_after is not None:
+        said["retry_after"] = error.retry_after
     return orjson.dumps(said).decode()

@@ -15,6 +15,7 @@ import msgspec
 import orjson
 import structlog
 
+from app.dialects.kept import is_end, rest_of, text_of
 from app.errors import InvalidRequest, NotFound, Unavailable
 from app.events.hub import Hub, Watch
 from app.events.live_output import LiveOutput, LiveOutputs, Part, width
@@ -105,12 +106,15 @@ class Follower:
         # Waiting for the run's next word, with nothing of the last ones still on its way to the reader.
         self._is_listening = False
         self._tell_now: TellNow | None = None
+        self._only_end = False
         # What the reader has from an earlier run, as far as the new one has not yet repeated it.
         self._past: list[Unit] | None = None
         # A row is missing: the rest comes from the result, if positions in it are those of the run. They are
         # not when the run said more than text.
         self._hole = False
         self._result_fits = True
+        # What texts look like, as long as the reader was not told: that was said before its place.
+        self._like: Part | None = None
 
     async def resume(self, run: int, position: int) -> None:
         """Go on behind what the reader already has. Raises InvalidRequest for a place never given out."""
@@ -126,16 +130,23 @@ class Follower:
             self._watch.ring()
 
     async def follow(
-        self, quiet_seconds: float, *, fresh: bool = False, tell_now: TellNow | None = None
+        self,
+        quiet_seconds: float,
+        *,
+        fresh: bool = False,
+        tell_now: TellNow | None = None,
+        only_end: bool = False,
     ) -> AsyncGenerator[Sequence[Followed], None]:
         """Pieces in order, `Quiet` at least every `quiet_seconds`, and one of the two last words, once.
 
         What is there together comes together, so that it can be sent together. `fresh`: the job was enqueued
         just now, so there is nothing to read before something happens. `tell_now` is asked to take a piece
         right where the run says it; those that it takes do not come here, and a reader who waits for nothing
-        else costs no turn of the loop for each word.
+        else costs no turn of the loop for each word. `only_end`: the reader waits for the whole, and `Quiet`
+        comes however much is said.
         """
         self._tell_now = tell_now
+        self._only_end = only_end
         with self._hub.watch(self._job_id) as watch:
             self._watch = watch
             try:
@@ -162,6 +173,9 @@ class Follower:
 
     async def _read_on(self, watch: Watch, quiet_seconds: float) -> AsyncIterator[Sequence[Followed]]:
         """The next page of the log; where there is none, what comes next is waited for."""
+        if self._abandoned:
+            # The ring that said so is spent: nothing may be waited for any more.
+            return
         page = await self._page_when_there(watch)
         if page is None:
             yield [Quiet("unknown")]
@@ -187,6 +201,8 @@ class Follower:
         await self._enter(live.run)
         self._hole = False
         self._reached = 0 if self._past is not None else self._position
+        if self._reached:
+            self._like = self._like or live.last_kept_before(self._reached - 1)
         self._spoke = time.monotonic()
 
     async def _hear(self, live: LiveOutput, watch: Watch, quiet_seconds: float) -> Sequence[Followed] | None:
@@ -200,7 +216,7 @@ class Follower:
                     if piece is not None:
                         pieces.append(piece)
                 if pieces:
-                    self._spoke = time.monotonic()
+                    self._has_spoken()
                     return pieces
             elif live.closed:
                 # All of it was heard: the log has nothing to add but what came next.
@@ -231,7 +247,7 @@ class Follower:
         if self._tell_now is None or live.closed or self._past is not None or self._hole:
             return False
         start, part = live.last()
-        if not start == self._reached == self._position:
+        if not start == self._reached == self._position or self._like is not None:
             return False
         try:
             if not self._tell_now(part):
@@ -241,10 +257,14 @@ class Follower:
             log.debug("follower.not_told_now", job_id=self._job_id, exc_info=True)
             return False
         self._reached = self._position = live.end
-        self._spoke = time.monotonic()
-        if not isinstance(part, str):
+        self._has_spoken()
+        if _is_more_than_text(part):
             self._result_fits = False
         return True
+
+    def _has_spoken(self) -> None:
+        if not self._only_end:
+            self._spoke = time.monotonic()
 
     def _has_heard(self, live: LiveOutput) -> bool:
         """All of that run, and nothing that it did not say."""
@@ -253,10 +273,7 @@ class Follower:
     # -- through the log ---------------------------------------------------------------------------
 
     async def _page(self, after: int, types: tuple[str, ...]) -> Page:
-        page = await self._hub.log.read(Want(self._job_id, after, types, tenant=self._tenant))
-        if page is None:
-            raise NotFound("There is no such job.")
-        return page
+        return await _page_of(self._hub, self._job_id, after, types, self._tenant)
 
     async def _page_when_there(self, watch: Watch) -> Page | None:
         """None while the database is away: the reader keeps its place, there is no reason to send it off."""
@@ -342,7 +359,7 @@ class Follower:
 
     def _piece(self, part: Part, start: int) -> Output | None:
         """What of this part lies beyond the reader's position."""
-        if not isinstance(part, str):
+        if _is_more_than_text(part):
             self._result_fits = False
         if self._past is not None:
             self._compare(part, start, self._past)
@@ -350,16 +367,57 @@ class Follower:
         if start > self._position and self._result_fits:
             self._hole = True
         if end <= self._position or self._hole:
+            if not isinstance(part, str) and text_of(part) is not None:
+                self._like = part
             return None
-        if isinstance(part, str) and start < self._position:
-            part = part[self._position - start :]
+        if start < self._position:
+            part = rest_of(part, self._position - start)
         self._position, self._past = end, None
-        return Output(self._run, end, part)
+        return Output(self._run, end, self._with_its_looks(part))
+
+    def _with_its_looks(self, part: Part) -> Part:
+        like, self._like = self._like, None
+        if not isinstance(like, dict) or not isinstance(part, str):
+            return part
+        return {"frame": like["frame"], "says": part}
 
     def _compare(self, part: Part, start: int, past: list[Unit]) -> None:
         for offset, unit in enumerate(_units(part)[: max(0, len(past) - start)]):
             if past[start + offset] != unit:
                 raise _DivergedError
+
+
+async def earlier_runs(hub: Hub, job_id: str, tenant: str) -> list[list[Part]]:
+    """What each run before the last one said, as far as the log knows: nearly always there is none."""
+    if not await _was_run_again(hub, job_id, tenant):
+        return []
+    runs: list[list[Part]] = []
+    after, is_last = 0, False
+    while not is_last:
+        page = await _page_of(hub, job_id, after, _WITH_OUTPUT, tenant)
+        for event in page.events:
+            if event.type == _BEGINS:
+                runs.append([])
+            elif runs:
+                runs[-1] += [part for part, _ in _parts(event)]
+        after, is_last = page.next_after, page.is_last
+    return runs[:-1]
+
+
+async def _was_run_again(hub: Hub, job_id: str, tenant: str) -> bool:
+    begun, after, is_last = 0, 0, False
+    while begun < 2 and not is_last:
+        page = await _page_of(hub, job_id, after, _WITHOUT_OUTPUT, tenant)
+        begun += len(page.events)
+        after, is_last = page.next_after, page.is_last
+    return begun > 1
+
+
+async def _page_of(hub: Hub, job_id: str, after: int, types: tuple[str, ...], tenant: str) -> Page:
+    page = await hub.log.read(Want(job_id, after, types, tenant=tenant))
+    if page is None:
+        raise NotFound("There is no such job.")
+    return page
 
 
 def _parts(event: Event) -> Iterator[tuple[Part, int]]:
@@ -372,4 +430,13 @@ def _parts(event: Event) -> Iterator[tuple[Part, int]]:
 
 
 def _units(part: Part) -> list[Unit]:
-    return list(part) if isinstance(part, str) else [part]
+    """Of ends, one is as good as another: their figures differ from run to run."""
+    text = text_of(part)
+    if text is not None:
+        return list(text)
+    return [{"ends": []}] if is_end(part) else [part]
+
+
+def _is_more_than_text(part: Part) -> bool:
+    """Then positions in it are no longer those in the result."""
+    return text_of(part) is None and not is_end(part)

@@ -5,11 +5,13 @@ happens to the job, its frames end with exactly one that says so: done, with the
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import orjson
 
 from app.dialects import dialect_named
+from app.dialects.kept import is_end, text_of
 from app.dialects.neutral import Part
 from app.dialects.protocol import Dialect
 from app.dialects.shapes import Frame, Kind, as_dict, asks_for_usage
@@ -33,6 +35,42 @@ ENDINGS = {
 FAILED = (500, "the job failed")
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How a job that has no answer ended, for who waited for one."""
+
+    status: int
+    message: str
+    code: str | None
+    # What of the request it is about.
+    param: str | None = None
+    retry_after: int | None = None
+    # What its target said, in the dialect of the job's caller.
+    document: Frame | None = None
+
+    @classmethod
+    def of(cls, job: Ended | Job) -> "Failure":
+        error = as_dict(orjson.loads(job.error or "null"))
+        if job.state == "failed":
+            status, message = error.get("status") or FAILED[0], error.get("message") or FAILED[1]
+            details = (error.get(name) for name in ("code", "param", "retry_after", "body"))
+            return cls(status, message, *details)
+        status, message = ENDINGS.get(job.state, FAILED)
+        if job.state == "expired" and error.get("message"):
+            message += f"; last error: {error['message']}"
+        return cls(status, message, job.state)
+
+    def body(self, dialect: Dialect) -> Frame:
+        """In the job's dialect."""
+        return self.document or dialect.error(self.status, self.message, param=self.param, code=self.code)
+
+    def frame(self, dialect: Dialect) -> Frame:
+        """In a stream of the job's dialect, where no status says that this is an error."""
+        if self.document is not None and self.document.get("error"):
+            return self.document
+        return dialect.error(self.status, self.message, param=self.param, code=self.code)
+
+
 class Frames:
     """One reader's frames, as JSON objects of its dialect."""
 
@@ -50,9 +88,14 @@ class Frames:
 
     def part(self, part: Part) -> list[Frame]:
         """What a piece of output becomes."""
-        self._only_text = self._only_text and isinstance(part, str)
+        self._only_text = self._only_text and (text_of(part) is not None or is_end(part))
         at = datetime.now(UTC)
-        return self._translator.feed(self._writer.say(part, at), at)
+        return self._translated(self._writer.told(part, at), at)
+
+    def foresee(self, job: Ended) -> None:
+        """How the job ended is known before what it said."""
+        if job.state == "done":
+            self._writer.foresee(as_dict(orjson.loads(job.result or "{}")))
 
     def silence(self) -> Frame:
         """In NDJSON: keeps the connection alive. Clients take it for an empty answer."""
@@ -72,8 +115,7 @@ class Frames:
             ]
         if job.state in LIVE:
             return self.error(CLOSING)
-        error = as_dict(orjson.loads(job.error or "null")) if job.state == "failed" else {}
-        return self.error(error.get("message") or ENDINGS.get(job.state, FAILED)[1])
+        return self._translator.feed(Failure.of(job).frame(self._source), datetime.now(UTC))
 
     def error(self, message: str) -> list[Frame]:
         return self._translator.feed(self._source.error(500, message), datetime.now(UTC))

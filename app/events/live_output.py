@@ -3,15 +3,17 @@
 The running job's output is kept in memory as long as it runs, and every listener reads it at its own
 pace by position: a slow one holds a number, not a buffer. What listeners on other replicas get is the
 event log, where the same output stands in rows of 100 ms. Both count positions alike: a character of
-text is one, a frame (tool call, thinking, anything that is not plain text) is one.
+text is one, a frame (tool call, thinking, anything that says more than text) is one.
 """
 
 import contextlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from typing import Any
 
-Part = str | dict[str, Any]
+from app.dialects.kept import text_of
+from app.dialects.neutral import Part
+
+__all__ = ["LiveOutput", "LiveOutputs", "Part", "width"]
 
 # Tokens are strings of a few letters with fifty bytes of overhead each: once that many stand in a row,
 # they are joined. A listener that far behind gets them in one piece.
@@ -19,7 +21,10 @@ JOIN_AFTER = 512
 
 
 def width(part: Part) -> int:
-    return len(part) if isinstance(part, str) else 1
+    if isinstance(part, str):
+        return len(part)
+    text = text_of(part)
+    return 1 if text is None else len(text)
 
 
 class LiveOutput:
@@ -61,6 +66,12 @@ class LiveOutput:
         first = max(0, bisect_right(self._starts, position) - 1)
         until = None if limit is None else first + limit
         return list(zip(self._starts[first:until], self._parts[first:until], strict=True))
+
+    def last_kept_before(self, position: int) -> Part | None:
+        """What the texts behind this position look like, where that was said before it (see kept.py)."""
+        until = bisect_right(self._starts, position)
+        kept = (part for part in reversed(self._parts[:until]) if not isinstance(part, str))
+        return next((part for part in kept if text_of(part) is not None), None)
 
     @contextlib.contextmanager
     def heard_by(self, listener: Callable[[], None]) -> Iterator[None]:

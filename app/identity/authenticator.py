@@ -32,6 +32,7 @@ from app.telemetry import UNAUTHENTICATED
 log = structlog.get_logger()
 
 SCHEME = b"bearer "
+BLANKS = b" \t"
 ASK_SECONDS = 0.4
 BELIEVED_SECONDS = 0.9
 # How long a key that is not used is remembered at all, with what it has used of its rate.
@@ -39,6 +40,24 @@ FORGET_SECONDS = 60.0
 NOTE_SECONDS = 60.0
 MAX_LOOKED_UP = 500
 SESSION_BYTES = 32
+
+
+# What stands for two different keys. It is none itself.
+TWO_KEYS = b"two keys"
+
+
+def presented(authorization: bytes | None, api_key: bytes | None) -> bytes | None:
+    """What a caller shows, as one header: Anthropic's clients send their key as `x-api-key`.
+
+    Of two different keys neither is believed: whoever stands in between might look at the other one.
+    """
+    if api_key is None:
+        return authorization
+    key = api_key.strip(BLANKS)
+    is_bearer = authorization is not None and authorization[: len(SCHEME)].lower() == SCHEME
+    if authorization is None or (is_bearer and authorization[len(SCHEME) :].strip(BLANKS) == key):
+        return b"Bearer " + key
+    return TWO_KEYS
 
 
 class Visit(NamedTuple):
@@ -75,6 +94,8 @@ class Authenticator(Loop):
         """Whose key this is. Raises Unauthorized, which says what is wrong with it."""
         if authorization is None:
             raise _refused("missing", "This needs an API key: Authorization: Bearer fmn_…")
+        if authorization == TWO_KEYS:
+            raise _refused("malformed", "Two different API keys were sent: send one.", "invalid_request")
         if authorization[: len(SCHEME)].lower() != SCHEME:
             raise _refused("malformed", "The Authorization header must be: Bearer fmn_…", "invalid_request")
         key = authorization[len(SCHEME) :].strip(b" ")

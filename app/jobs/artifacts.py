@@ -10,6 +10,8 @@ from app.jobs.lanes import LLM_KINDS
 INLINE_LIMIT = 256 * 1024
 # The artifact that every LLM job has: its answer.
 COMPLETION = "completion"
+# The blocks of an answer that are what the model said.
+_TEXTS = ("text", "output_text")
 # The whole result under the name by which webhooks refer to it when it is too large for them.
 RESULT = "result"
 
@@ -50,6 +52,16 @@ class _Choice(msgspec.Struct):
     text: str | None = None
 
 
+class _Block(msgspec.Struct):
+    type: str = ""
+    text: str | None = None
+
+
+class _Item(msgspec.Struct):
+    content: list[_Block] | None = None
+    type: str = ""
+
+
 class _LlmResult(msgspec.Struct):
     message: _Message | None = None
     response: str | None = None
@@ -57,11 +69,14 @@ class _LlmResult(msgspec.Struct):
     embeddings: msgspec.Raw = msgspec.Raw(b"null")
     embedding: msgspec.Raw = msgspec.Raw(b"null")
     choices: list[_Choice] | None = None
+    # Of responses and of messages: texts among calls and thoughts.
+    output: list[_Item] | None = None
+    content: list[_Block] | None = None
     data: msgspec.Raw = msgspec.Raw(b"null")
 
 
 def completion(kind: str, result: str | None) -> str | None:
-    """The text that an LLM job produced, read out of its result in either dialect; None for other kinds."""
+    """The text that an LLM job produced, read out of its result in any dialect; None for other kinds."""
     if kind not in LLM_KINDS or result is None:
         return None
     try:
@@ -76,4 +91,10 @@ def completion(kind: str, result: str | None) -> str | None:
     if found.choices:
         first = found.choices[0]
         return (first.message.content if first.message else first.text) or ""
-    return found.response or ""
+    if found.output is not None:
+        return "".join([_text(item.content) for item in found.output if item.type == "message"])
+    return found.response or _text(found.content)
+
+
+def _text(blocks: list[_Block] | None) -> str:
+    return "".join([block.text or "" for block in blocks or () if block.type in _TEXTS])

@@ -16,6 +16,13 @@ TARGET_ASLEEP = "target_asleep"
 # It could be claimed, but nobody has lately asked for its kind.
 NO_WORKER = "no_worker"
 
+# A batch of OpenAI's API: the kind of its own job; the queue that this waits in, and that of its lines.
+BATCH = "batch"
+BATCHES = "batches"
+BATCH_LINES = "batch-lines"
+# No kind has such a name: workers of somebody's own kind `batch` go on getting theirs.
+BATCH_LANE = "foreman|batch"
+
 _MARK = "llm"
 _SEPARATOR = "|"
 _AFTER_SLASH = chr(ord("/") + 1)
@@ -61,7 +68,7 @@ def kind_of(lane: str) -> str:
 
 def worker_tenant(lane: str) -> str | None:
     """Whose workers may take jobs of this lane; None for what Foreman runs itself."""
-    if parse_llm_lane(lane) is not None or kind_of(lane) in BUILTIN_KINDS:
+    if parse_llm_lane(lane) is not None or lane == BATCH_LANE or kind_of(lane) in BUILTIN_KINDS:
         return None
     tenant, _, _ = lane.rpartition("/")
     return tenant or DEFAULT_TENANT

@@ -5,6 +5,8 @@ Randomness comes in as an argument: a factor in [0, 1).
 
 DEFAULT_MAX_ATTEMPTS = 5
 DEFAULT_BACKOFF_SECONDS: tuple[float, ...] = (5.0, 30.0, 120.0, 600.0, 1800.0)
+# Of a job whose caller waits on the line: what is not over at once is told, and not tried again later.
+NO_BACKOFF: tuple[float, ...] = ()
 JITTER = 0.2
 MAX_DEFER_SECONDS = 300.0
 

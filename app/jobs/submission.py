@@ -1,6 +1,7 @@
 """A submitted job: from the bytes of a request to a `NewJob` row, checked field by field."""
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -172,6 +173,7 @@ class NewJob(msgspec.Struct, gc=False):
     dialect: str | None = None
     # Not the caller's word, but what the caller is known by.
     key_id: str | None = None
+    webhook_shape: str | None = None
 
     def __repr__(self) -> str:
         """Without what is nobody's business: payloads and secrets are in no log."""
@@ -243,6 +245,17 @@ def _parse_any(body: bytes, tenant: str, max_depth: int) -> NewJob:
         raise explain(parts, LlmBody) from problem
     payload = verbatim.assemble(parts, EXTENSION_FIELDS)
     return new_job(tenant, fields, payload, llm.model, llm.options, metadata=metadata)
+
+
+def checked(given: Mapping[str, Any]) -> Extensions:
+    """Fields that came by another way than a body, checked as if they had come in one."""
+    body = msgspec.json.encode(given)
+    try:
+        fields = _decode_extensions(body)
+    except msgspec.ValidationError as problem:
+        raise explain(verbatim.members(body), Extensions) from problem
+    _check_pairs(fields)
+    return fields
 
 
 def new_job(

@@ -9,9 +9,11 @@ from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-# How long, and for how much, an end waits for a client that is still sending.
-LINGER_SECONDS = 5.0
-LINGER_BYTES = 32 * 1024 * 1024
+# How long, and for how much, an end waits for a client that is still sending: some read nothing before they
+# have sent all of it, which may take its time. Who is silent meanwhile has said all there was.
+LINGER_SECONDS = 30.0
+LINGER_IDLE_SECONDS = 5.0
+LINGER_BYTES = 256 * 1024 * 1024
 # How often it is looked whether an answer has left by TLS, and how long its last bytes have to.
 LOOK_SECONDS = 0.25
 LAST_BYTES_SECONDS = 30.0
@@ -30,8 +32,10 @@ class Connection:
     __slots__ = (
         "_flushing",
         "_head",
+        "_heard",
         "_is_tls",
         "_lingering",
+        "_lingers_until",
         "_loop",
         "_room",
         "_stop_listening",
@@ -52,6 +56,9 @@ class Connection:
         self._head = b""
         self._flushing: asyncio.Handle | None = None
         self._lingering: asyncio.TimerHandle | None = None
+        self._lingers_until = 0.0
+        # Whether something came that was thrown away, since that was last asked.
+        self._heard = False
         self._room = LINGER_BYTES
 
     def __getattr__(self, name: str) -> Any:
@@ -86,21 +93,35 @@ class Connection:
             speaks = self._stop_listening()
             self._transport.close()
             if speaks:
-                self._lingering = self._loop.call_later(LINGER_SECONDS, self._leave_tls)
+                # What comes is thrown away by the transport, and not heard of.
+                self._lingering = self._loop.call_later(LINGER_IDLE_SECONDS, self._leave_tls)
             else:
                 self._leave_tls()
         elif self._transport.can_write_eof() and self._stop_listening():
             self._transport.write_eof()
-            self._lingering = self._loop.call_later(LINGER_SECONDS, self._transport.close)
+            self._lingers_until = self._loop.time() + LINGER_SECONDS
+            self._linger()
         else:
             self._transport.close()
 
     def throw_away(self, size: int) -> None:
         """So much more came that nobody listens to."""
         if self._lingering is not None:
+            self._heard = True
             self._room -= size
             if self._room < 0:
                 self._transport.close()
+
+    def _linger(self) -> None:
+        left = self._lingers_until - self._loop.time()
+        self._lingering = self._loop.call_later(min(left, LINGER_IDLE_SECONDS), self._look_at_lingering)
+
+    def _look_at_lingering(self) -> None:
+        if self._heard and self._loop.time() < self._lingers_until:
+            self._heard = False
+            self._linger()
+        else:
+            self._transport.close()
 
     def end(self) -> None:
         """Wait no longer for a client that was told already."""

@@ -197,9 +197,8 @@ def serve_here(
     postgres: EmbeddedPostgres | None = None,
 ) -> None:
     edge = create_app(settings)
-    app = with_cors(edge, settings.cors_origins)
-
     foreman: Foreman = edge.app.state.foreman
+    app = with_cors(edge, settings.cors_origins, local=foreman.authenticator is not None)
     keeper = PostgresKeeper(postgres, foreman.database.outage)
 
     tls = configured(settings)

@@ -31,7 +31,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from app.api.edge import EVENT_STREAM
 from app.api.open_streams import AT_ONCE, CONNECTION
-from app.api.problems import problem_body
+from app.api.problems import error_response
 from app.errors import ForemanError, HeadersTooLarge, MethodNotAllowed, RequestTimeout, Unparsable
 from app.identity.account import Account
 from app.server.at_once import AnswerAtOnce
@@ -79,6 +79,7 @@ class PacedProtocol(HttpToolsProtocol):
         # Since when the current request has made no progress; None while no request is coming in.
         self._waiting_since: float | None = None
         self._began = 0.0
+        self.url = b""
         self._place = IN_HEAD
         self._head_bytes = 0
         # The end of a head that is not complete: what ends it may come in two parts.
@@ -351,6 +352,7 @@ class PacedProtocol(HttpToolsProtocol):
         if self._chunks:
             self._hand_on_chunks()
         self._waiting_since = None
+        self.url = b""
         self._place = IN_HEAD
         self._head_bytes = self._framing_bytes = 0
         super().on_message_complete()
@@ -390,12 +392,14 @@ class PacedProtocol(HttpToolsProtocol):
     def _refuse(self, error: ForemanError) -> None:
         """Say why, unless an answer is already on its way, and hang up."""
         if self._answered() or not self.cycle.response_started:
-            body, reason = problem_body(error), HTTPStatus(error.status).phrase.encode()
             REQUESTS.labels("other", NO_ROUTE, str(error.status)).observe(self.loop.time() - self._began)
-            self.transport.write(
-                b"HTTP/1.1 %d %b\r\ncontent-type: application/problem+json\r\ncontent-length: %d\r\n"
-                b"connection: close\r\n\r\n%b" % (error.status, reason, len(body), body)
-            )
+            # Of its path there is as much as was read.
+            path = self.url.partition(b"?")[0].decode("latin-1")
+            said = error_response(path, error)
+            head = [b"HTTP/1.1 %d %b" % (error.status, HTTPStatus(error.status).phrase.encode())]
+            head += [b"%b: %b" % each for each in said.raw_headers if each[0] != b"connection"]
+            head.append(b"connection: close")
+            self.transport.write(b"\r\n".join(head) + END_OF_HEAD + bytes(said.body))
         self.transport.close()
 
 

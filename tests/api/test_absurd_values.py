@@ -114,6 +114,26 @@ A_PASSTHROUGH = {
     "max_tokens": 1,
     "n": 1,
 }
+A_MESSAGES_CALL: dict[str, Any] = {
+    "model": "echo",
+    "max_tokens": 1,
+    "system": [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}],
+    "messages": [
+        {"role": "user", "content": "hi"},
+        {
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "1", "name": "look", "input": {"n": 1}}],
+        },
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "is_error": True}]},
+    ],
+    "tools": [{"name": "look", "description": "hi", "input_schema": {"type": "object"}}],
+    "tool_choice": {"type": "auto"},
+    "thinking": {"type": "enabled", "budget_tokens": 1},
+    "temperature": 1,
+    "top_k": 1,
+    "stop_sequences": ["hi"],
+    "stream": False,
+}
 TOKEN = {"lease_token": "…"}
 SETTLING: dict[str, dict[str, Any]] = {
     "start": TOKEN,
@@ -189,8 +209,52 @@ BODIES: dict[str, list[dict[str, Any]]] = {
             "stream_options": {"include_usage": True},
         }
     ],
+    "POST /v1/messages": [A_MESSAGES_CALL],
+    "POST /v1/messages/count_tokens": [
+        {name: A_MESSAGES_CALL[name] for name in ("model", "messages", "system", "tools", "tool_choice")}
+    ],
     "POST /v1/completions": [{**A_PASSTHROUGH, "prompt": "hi"}],
     "POST /v1/embeddings": [{**A_PASSTHROUGH, "input": ["hi"]}],
+    "POST /v1/batches": [
+        {
+            "input_file_id": "file-01HZZZZZZZZZZZZZZZZZZZZZZZ",
+            "endpoint": "/v1/chat/completions",
+            "completion_window": "24h",
+            "metadata": {"a": "b"},
+            "output_expires_after": {"anchor": "created_at", "seconds": 3600},
+        }
+    ],
+    "POST /v1/responses": [
+        {
+            "model": "echo",
+            "stream": False,
+            "options": {"num_ctx": 1, "seed": 1},
+            "input": [
+                {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "hi"},
+            ],
+        },
+        {"model": "echo", "input": "hi", "previous_response_id": "resp_01ARZ3NDEKTSV4RRFFQ69G5FAV"},
+        {
+            "model": "echo",
+            "input": "hi",
+            "background": True,
+            "store": True,
+            "metadata": {"a": "b"},
+            "tools": [{"type": "function", "name": "f", "parameters": {}, "strict": True}],
+            "tool_choice": {"type": "function", "name": "f"},
+            "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}, "verbosity": "medium"},
+            "reasoning": {"effort": "low", "summary": "auto"},
+            "include": ["message.output_text.logprobs"],
+            "max_output_tokens": 5,
+            "temperature": 1,
+            "top_p": 1,
+            "top_logprobs": 1,
+            "stop": ["x"],
+            "seed": 1,
+        },
+    ],
     "PUT /queues/{name}": [A_QUEUE],
     "POST /dead-letters/replay": [{"filter": A_FILTER, "dry_run": False}],
     "POST /dead-letters/dismiss": [{"filter": A_FILTER, "dry_run": True}],
@@ -335,7 +399,8 @@ class Attack:
 
     def _path(self, path: str, values: dict[str, str] | None = None) -> str:
         own = {"job_id": self._ended, "name": f"a-{uuid.uuid4().hex[:8]}", "key": "k", "model": "echo"}
-        own |= {"delivery_id": "1", "operation_id": self._ended, **(values or {})}
+        own |= {"delivery_id": "1", "operation_id": self._ended, "response_id": f"resp_{self._ended}"}
+        own |= values or {}
         return path.format(**own)
 
 

@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY
 from starlette.requests import Request
 from structlog.testing import capture_logs
 
-from app.api.edge import Edge
+from app.api.edge import BodyLimits, Edge
 from app.api.guard import Guard
 from app.api.problems import handle_foreman_error
 from app.api.routes import Access, Route
@@ -76,9 +76,7 @@ def server() -> Iterator[Server]:
         application(),
         Guard(),
         None,
-        max_body_bytes=1024,
-        max_artifact_bytes=1024,
-        max_bytes_in_flight=1024,
+        limits=BodyLimits(1024, 1024, 1024, 1024),
         routes=[
             Route("POST", "/hot", hot, scope=Access.OPEN, tag="", summary="", responses={}, hot=True),
         ],

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import http.client
+import json
 import re
 import socket
 import threading
@@ -9,8 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
+import ollama
+import openai
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
@@ -112,24 +117,9 @@ def test_a_large_body_sent_all_the_same_is_refused_without_being_kept(strict: Se
 @pytest.mark.parametrize("path", ["/jobs", "/jobs/batch", "/jobs/01ARZ3NDEKTSV4RRFFQ69G5FAV/cancel"])
 def test_a_chunked_body_is_counted_while_it_is_read(strict: Server, path: str) -> None:
     """It says no length; what has been read of it until the limit may be kept, what comes after may not."""
-    sent = 0
-
-    def endless() -> Iterator[bytes]:
-        nonlocal sent
-        for piece in pieces(200 * MIB):
-            sent += len(piece)
-            yield piece
-
-    answer: httpx.Response | None = None
-    with (
-        memory_grows_less_than(strict, 60 * MIB),
-        httpx.Client(base_url=strict.url, timeout=20) as client,
-        contextlib.suppress(httpx.WriteError, httpx.ReadError, httpx.RemoteProtocolError),
-    ):
-        answer = client.post(path, content=endless())
-    if answer is not None:
-        problem_of(answer, 413, "payload_too_large")
-    assert sent < 60 * MIB, f"{sent / MIB} MiB were taken before the connection was closed"
+    with memory_grows_less_than(strict, 60 * MIB), httpx.Client(base_url=strict.url, timeout=60) as client:
+        answer = client.post(path, content=pieces(200 * MIB))
+    problem_of(answer, 413, "payload_too_large")
 
 
 def test_many_large_bodies_at_once_do_not_add_up(strict: Server) -> None:
@@ -149,6 +139,7 @@ def narrow(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory)
         postgres,
         tmp_path_factory.mktemp("narrow"),
         FOREMAN_MAX_BODY_BYTES=str(MIB),
+        FOREMAN_MAX_ARTIFACT_BYTES=str(MIB),
         FOREMAN_MAX_BYTES_IN_FLIGHT=str(3 * MIB),
         FOREMAN_ROLE="api",
     ) as server:
@@ -215,6 +206,57 @@ def test_httpx_hears_that_its_body_is_too_large(narrow: Server, chunked: bool) -
             problem_of(client.post("/jobs", content=content), 413, "payload_too_large")
 
 
+def test_real_clients_hear_that_their_body_is_too_large(narrow: Server) -> None:
+    """Also those that send all of it before they listen, and take a broken pipe for the end."""
+    large = "x" * (40 * MIB)
+    asked: list[Any] = [{"role": "user", "content": large}]
+    with (
+        openai.OpenAI(base_url=f"{narrow.url}/v1", api_key="x", max_retries=0, timeout=60) as by_openai,
+        ollama.Client(host=narrow.url, timeout=60) as by_ollama,
+    ):
+        with pytest.raises(openai.APIStatusError) as refused:
+            by_openai.chat.completions.create(model="m", messages=asked)
+        assert refused.value.status_code == 413
+        assert refused.value.code == "payload_too_large"
+        for stream in (False, True):
+            with pytest.raises(ollama.ResponseError, match="at most 1048576 bytes") as unheard:
+                list(by_ollama.chat("m", asked, stream=stream))
+            assert unheard.value.status_code == 413
+    for path in ("/api/generate", "/v1/embeddings", "/jobs", "/jobs/x/artifacts/y"):
+        connection = http.client.HTTPConnection("127.0.0.1", narrow.port, timeout=60)
+        with contextlib.closing(connection):
+            connection.request("PUT" if "artifacts" in path else "POST", path, body=large)
+            answer = connection.getresponse()
+            assert answer.status == 413, path
+            assert surface_error(path, answer.read())
+
+
+def surface_error(path: str, body: bytes) -> bool:
+    document = json.loads(body)
+    if path.startswith("/api/"):
+        return isinstance(document["error"], str)
+    problem = document["error"] if path.startswith("/v1/") else document
+    return bool(problem["code"] == "payload_too_large")
+
+
+def test_who_asks_first_whether_it_may_send_a_large_body_is_spared_it(narrow: Server) -> None:
+    head = b"POST /api/chat HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n"
+    answer = say(narrow, head + b"content-length: %d\r\n\r\n" % (17 * MIB))
+    assert (answer.statuses, answer.closed) == ([413], True)
+    assert answer.body == b'{"error":"The body may have at most 1048576 bytes."}'
+
+
+def test_a_large_body_behind_other_requests_is_refused_after_they_are_answered(narrow: Server) -> None:
+    first = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % (17 * MIB)
+    with connect(narrow) as wire:
+        wire.sendall(first + first + head)
+        for piece in pieces(17 * MIB):
+            wire.sendall(piece)
+        answer = listen(wire, time.monotonic(), 60)
+    assert (answer.statuses, answer.closed) == ([200, 200, 413], True)
+
+
 @contextlib.contextmanager
 def refusing(heard: list[str]) -> Iterator[int]:
     """The protocol with an application that listens and never answers; its port."""
@@ -246,6 +288,7 @@ def test_who_was_refused_and_stays_holds_up_neither_the_application_nor_the_serv
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.server.connection.LINGER_SECONDS", 10_000)
+    monkeypatch.setattr("app.server.connection.LINGER_IDLE_SECONDS", 10_000)
     heard: list[str] = []
     with contextlib.ExitStack() as stack:
         with refusing(heard) as port:
@@ -264,6 +307,7 @@ def test_who_was_refused_and_goes_on_sending_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, bound: str, value: float
 ) -> None:
     monkeypatch.setattr("app.server.connection.LINGER_SECONDS", 10_000)
+    monkeypatch.setattr("app.server.connection.LINGER_IDLE_SECONDS", 10_000)
     monkeypatch.setattr(f"app.server.connection.{bound}", value)
     with refusing([]) as port, connect(Server("", port)) as wire:
         wire.sendall(BROKEN)

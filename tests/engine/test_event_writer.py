@@ -178,8 +178,8 @@ async def test_rows_are_few_while_nobody_reads_them(
     [one] = await transcripts(database, writer, 1)
     before = time.monotonic()
     one.say("a")
-    assert not one.is_due(before + 0.4)
-    assert one.is_due(time.monotonic() + 0.5)
+    assert not one.is_due(before + 0.9)
+    assert one.is_due(time.monotonic() + 1.0)
     readers.there = True
     one.write_row(before)
     await until(lambda: one._row is None)
@@ -191,6 +191,23 @@ async def test_rows_are_few_while_nobody_reads_them(
     one.write_row(before)
     await until(lambda: one._row is None)
     one.say("c")
-    assert not one.is_due(before + 0.4)
-    assert one.is_due(before + 0.5)
+    assert not one.is_due(before + 0.9)
+    assert one.is_due(before + 1.0)
+    one.close()
+
+
+async def test_rows_of_a_response_come_at_once_for_whoever_heard_it_may_come_back(
+    database: Database, writer: EventWriter, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer._hub, "log_is_read", Readers().log_is_read)
+    monkeypatch.setattr(writer, "_on_beat", lambda: None)
+    [one] = await transcripts(database, writer, 1, dialect="responses")
+    before = time.monotonic()
+    one.say({"text": "a"})
+    assert one.is_due(time.monotonic())
+    one.write_row(before)
+    await until(lambda: one._row is None)
+    one.say({"text": "b"})
+    assert one.is_due(before + 0.1)
+    assert store.texts == ["a"]
     one.close()

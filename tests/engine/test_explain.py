@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.config import Settings
-from app.dialects import DIALECTS
+from app.dialects import TARGET_DIALECTS
 from app.engine.claimers import Claimers
 from app.engine.explain import Explainer
 from app.jobs.explanation import Code, Explanation, Reason, clock, lasting, named, number, sentence, soon
@@ -47,7 +47,7 @@ class Fleet:
         )
         for target in self.registry.targets:
             target.awake = True
-            target.inventory = Inventory(DIALECTS["ollama"], [{"model": "m:latest"}])
+            target.inventory = Inventory(TARGET_DIALECTS["ollama"], [{"model": "m:latest"}])
         settings = Settings(affinity_patience_seconds=PATIENCE_SECONDS)
         self.explainer = Explainer(database, self.registry, Claimers(database), settings)
 
@@ -133,7 +133,7 @@ async def test_a_model_that_no_target_is_known_to_have_waits_for_the_sleeping_on
     because = await here.because(await chat(database, "rare"))
     assert codes(because) == ["target_asleep", "model_unknown"]
     assert because[1].message == "No target that answers has the model rare, and laptop may have it."
-    here["laptop"].inventory = Inventory(DIALECTS["ollama"], [{"model": "rare:latest"}])
+    here["laptop"].inventory = Inventory(TARGET_DIALECTS["ollama"], [{"model": "rare:latest"}])
     assert codes(await here.because(await chat(database, "rare"))) == ["target_asleep", "jobs_ahead"]
 
 
@@ -188,7 +188,9 @@ async def test_another_model_that_is_loaded_goes_first_until_patience_is_over(
     database: Database, fleet: MakeFleet
 ) -> None:
     here = fleet("studio")
-    here["studio"].inventory = Inventory(DIALECTS["ollama"], [{"model": "m:latest"}, {"model": "n:latest"}])
+    here["studio"].inventory = Inventory(
+        TARGET_DIALECTS["ollama"], [{"model": "m:latest"}, {"model": "n:latest"}]
+    )
     here["studio"].resident = affinity_of(llm_lane("n"))
     job_id = await chat(database)
     assert codes(await here.because(job_id)) == ["next"], "nothing runs there: it is loaded at once"

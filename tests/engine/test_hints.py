@@ -7,9 +7,12 @@ import pytest
 from app.config import Settings
 from app.engine.worker import Worker
 from app.foreman import Foreman
+from app.jobs.lanes import llm_lane
 from app.store.changes import Changes
 from app.store.database import Database
-from tests.store.making import job, put, states_of
+from app.store.sweep import sweep
+from tests.patience import until
+from tests.store.making import backdate, job, log_of, put, put_one, states_of
 
 
 @pytest.fixture
@@ -32,12 +35,13 @@ async def test_queues_that_were_used_once_leave_nothing_behind(foreman: Foreman)
     worker = worker_of(foreman)
     foreman.hub.announce(Changes(work={(f"once-{n}", "somebody-elses") for n in range(2000)}))
     foreman.hub.announce(Changes(work={(f"once-{n}", "noop") for n in range(60)}))
-    assert {pool.name: len(pool.known) for pool in worker._pools} == {"noop": 60, "http": 0, "echo": 0}
+    known = {pool.name: len(pool.known) for pool in worker._pools}
+    assert known == {"noop": 60, "http": 0, "batch": 0, "echo": 0}
     # Not all in one go: other pools have their turn in between.
     assert await worker._claim_round() == 0
     assert len(worker._pools[0].known) == 10
     assert await worker._claim_round() != 0
-    assert [pool.known for pool in worker._pools] == [{}, {}, {}]
+    assert [pool.known for pool in worker._pools] == [{}, {}, {}, {}]
 
 
 async def test_hints_of_models_are_not_kept_by_a_dispatcher_without_targets(foreman: Foreman) -> None:
@@ -64,3 +68,23 @@ async def test_a_queue_that_always_has_work_does_not_keep_the_next_one_from_its_
     assert await worker._claim(noop, next(iter(noop.known)))
     assert await states_of(database, *second) == ["loading", "loading"]
     assert (await states_of(database, *first)).count("loading") == 2
+
+
+async def test_a_run_whose_deadline_has_passed_ends_at_once_and_settles_nothing(
+    foreman: Foreman, database: Database
+) -> None:
+    worker = worker_of(foreman)
+    payload = '{"messages": [{"role": "user", "content": "a b"}], "options": {"echo_delay_ms": 1000000}}'
+    job_id = await put_one(
+        database, kind="chat", lane=llm_lane("echo"), model="echo", payload=payload, deadline_seconds=60
+    )
+    foreman.hub.announce(Changes(work={("default", llm_lane("echo"))}))
+    await worker._claim_round()
+    await until(lambda: worker._runs[job_id].executing)
+    await backdate(database, job_id, "deadline")
+    swept = await sweep(database, cancel_grace_seconds=10)
+    assert swept is not None
+    foreman.hub.announce(swept.changes)
+    await worker._renew()
+    await until(lambda: not worker._runs)
+    assert (await log_of(database, job_id))[-1][1] == "expired"

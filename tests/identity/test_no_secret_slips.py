@@ -306,10 +306,16 @@ class Story:
                 assert self.call(stranger, "GET", f"/jobs/{key}?key={key}").status_code == 401
         with self.server.client("") as stranger:
             stranger.cookies.set("key", self.secrets.tenant_key)
-            for header in ("X-Api-Key", "Proxy-Authorization", "X-Authorization"):
+            for header in ("Proxy-Authorization", "X-Authorization"):
                 more = {header: self.secrets.tenant_key}
                 path = f"/jobs?api_key={self.secrets.tenant_key}"
                 assert self.call(stranger, "GET", path, headers=more).status_code == 401
+            for key in (*typos, self.secrets.revoked_key, self.secrets.target_token):
+                assert self.call(stranger, "GET", "/jobs", headers={"X-Api-Key": key}).status_code == 401
+            known = {"X-Api-Key": self.secrets.tenant_key}
+            assert self.call(stranger, "GET", "/jobs", headers=known).status_code == 200
+        with self.server.client() as twice:
+            assert self.call(twice, "GET", "/jobs", headers=known).status_code == 401
 
     def crash(self, client: httpx.Client, admin: httpx.Client) -> None:
         """Statements fail as nobody has foreseen, and PostgreSQL repeats the row that it would not take."""

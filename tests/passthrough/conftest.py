@@ -32,7 +32,11 @@ def foreman_process(
     name = f"test_{uuid.uuid4().hex[:12]}"
     asyncio.run(_execute(postgres.dsn, f'CREATE DATABASE "{name}" TEMPLATE "{TEMPLATE}"'))
     log_path: Path = tmp_path_factory.mktemp("foreman") / "server.log"
-    settings = {"FOREMAN_OLLAMA_URL": fake_process.url, "FOREMAN_KEEP_ALIVE_SECONDS": "0.3"}
+    settings = {
+        "FOREMAN_OLLAMA_URL": fake_process.url,
+        "FOREMAN_KEEP_ALIVE_SECONDS": "0.3",
+        "FOREMAN_SECRET_KEY": "a passphrase for the tests",
+    }
     server = Server(postgres.dsn_for(name), free_port(), settings, log_path=log_path).start()
     yield server
     server.kill()

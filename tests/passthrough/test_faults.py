@@ -9,6 +9,7 @@ import orjson
 import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
+from tests.api.wire import say
 from tests.conftest import MakeServer, Server, wait_until
 from tests.fakes import FakeOllama
 from tests.fakes.openai_llama import MODEL, LlamaServer
@@ -66,20 +67,10 @@ def test_a_refusal_is_final(foreman: Server, fake: FakeOllama) -> None:
     }
 
 
-def test_an_error_before_the_first_word_is_retried_behind_the_callers_back(
-    foreman: Server, fake: FakeOllama
-) -> None:
-    fake.control(faults=[{"kind": "busy", "path": "/api/chat", "times": 1}])
-    with ollama.Client(host=foreman.url) as client:
-        frames = list(client.chat("llama3.2", HELLO, stream=True))
-    assert "".join(frame.message.content or "" for frame in frames) == SAID
-    assert jobs_of(foreman)[0]["deferrals"] == 1
-
-
 def test_the_breaker_opens_after_failures_in_a_row_and_closes_again(
     foreman: Server, fake: FakeOllama
 ) -> None:
-    fake.control(faults=[{"kind": "error", "status": 500, "path": "/api/chat"}])
+    fake.control(faults=[{"kind": "cut", "after": 1, "path": "/api/chat"}])
     for _ in range(5):
         job_of(foreman, submit(foreman, max_attempts=1), 30)
     assert target_of(foreman)["breaker"] == "open"
@@ -101,7 +92,6 @@ def test_the_breaker_opens_after_failures_in_a_row_and_closes_again(
         b"null",
         b'{"messages": []}',
         b'{"model": 5}',
-        b'{"model": "a", "messages": "x"}',
         b"\xff",
         b"[" * 1000,
         b'{"model": NaN}',
@@ -119,6 +109,25 @@ def test_a_malformed_body_gets_the_surfaces_400(foreman: Server, path: str, body
     assert jobs_of(foreman) == []
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": "x"}, "messages"),
+        ({"messages": [5]}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": "hi"}], "stream": "yes"}, "stream"),
+    ],
+)
+def test_what_no_target_of_another_dialect_could_make_sense_of_is_a_400_that_names_it(
+    foreman: Server, fields: dict[str, Any], param: str
+) -> None:
+    """One of the same dialect would be asked: it may know better."""
+    refused = httpx.post(f"{foreman.url}/v1/chat/completions", json={"model": "llama3.2", **fields})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["type"]) == (400, "invalid_request_error")
+    assert param in error["message"]
+
+
 def test_a_body_that_is_too_large_is_refused_in_the_surfaces_words(foreman: Server) -> None:
     refused = httpx.post(f"{foreman.url}/v1/chat/completions", content=b" " * (17 * 1024 * 1024))
     assert refused.status_code == 413
@@ -132,6 +141,12 @@ def test_a_body_that_is_too_large_is_refused_in_the_surfaces_words(foreman: Serv
         ("priority", "101"),
         ("queue", "a b"),
         ("deadline-seconds", "-1"),
+        ("max-attempts", "0"),
+        ("max-attempts", "101"),
+        ("max-attempts", "-1"),
+        ("max-attempts", "2.5"),
+        ("max-attempts", "many"),
+        ("max-attempts", ""),
         ("on-disconnect", "maybe"),
     ],
 )
@@ -158,7 +173,6 @@ def test_the_headers_reach_the_job(foreman: Server) -> None:
         ("DELETE", "/api/delete"),
         ("POST", "/api/create"),
         ("GET", "/api/blobs/x"),
-        ("GET", "/api/chat"),
     ],
 )
 def test_nothing_else_of_ollama_is_reachable(foreman: Server, method: str, path: str) -> None:
@@ -168,14 +182,87 @@ def test_nothing_else_of_ollama_is_reachable(foreman: Server, method: str, path:
 
 
 def test_nothing_else_of_openai_is_reachable(foreman: Server) -> None:
-    for method, path in (("POST", "/v1/files"), ("DELETE", "/v1/models/llama3.2"), ("GET", "/v1")):
+    for method, path in (("POST", "/v1/fine_tuning/jobs"), ("GET", "/v1/assistants"), ("GET", "/v1/a%0Ab")):
         answer = httpx.request(method, f"{foreman.url}{path}")
         assert answer.status_code == 404, path
-    assert httpx.post(f"{foreman.url}/v1/files").json()["error"]["code"] == "unknown_url"
-    # Not even the framework's own refusals look otherwise: its paths have no line breaks.
-    answer = httpx.get(f"{foreman.url}/v1/models/a%0Ab")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
-    assert set(httpx.get(f"{foreman.url}/api/a%0Ab").json()) == {"error"}
+        assert answer.json()["error"]["code"] == "unknown_url"
+
+
+# What a base URL leads to that ends in a slash, or in the middle.
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api",
+        "/api/",
+        "//api/chat",
+        "///api/chat",
+        "/api//chat",
+        "/api/chat/",
+        "/api/a%0Ab",
+        "/v1",
+        "/v1/",
+        "//v1/chat/completions",
+        "/v1//chat/completions",
+        "/v1/chat/completions/",
+        "/v1/v1/chat/completions",
+    ],
+)
+def test_a_misspelt_path_is_refused_in_the_shape_of_its_surface(foreman: Server, path: str) -> None:
+    for method in ("GET", "POST", "DELETE", "PROPFIND"):
+        answer = httpx.request(method, f"{foreman.url}{path}")
+        assert (answer.status_code, answer.headers["content-type"]) == (404, "application/json")
+        check_shape(path, answer)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/api/chat"),
+        ("DELETE", "/api/generate"),
+        ("TRACE", "/api/embed"),
+        ("OPTIONS", "/api/chat"),
+        ("POST", "/api/tags"),
+        ("PUT", "/api/ps"),
+        ("GET", "/v1/chat/completions"),
+        ("POST", "/v1/models"),
+        ("DELETE", "/v1/models/llama3.2"),
+    ],
+)
+def test_a_wrong_method_is_refused_in_the_shape_of_its_surface(
+    foreman: Server, method: str, path: str
+) -> None:
+    answer = httpx.request(method, f"{foreman.url}{path}")
+    assert answer.status_code == 404
+    check_shape(path, answer)
+
+
+@pytest.mark.parametrize("path", ["/api", "/api/chat", "//api/chat", "/v1", "/v1/models", "//v1/models"])
+def test_foreign_pages_names_and_broken_requests_are_refused_in_the_shape_of_the_surface(
+    foreman: Server, path: str
+) -> None:
+    for headers in ({"origin": "https://evil.example"}, {"host": "evil.example"}):
+        answer = httpx.post(f"{foreman.url}{path}", headers=headers)
+        assert answer.status_code == 403
+        check_shape(path, answer)
+    # By the protocol itself, before there is a request.
+    head = f"POST {path}?x=y HTTP/1.1\r\nhost: localhost\r\n"
+    for status, rest in (
+        (400, "content-length: x\r\n\r\n"),
+        (400, "transfer-encoding: chunked\r\n\r\nno length\r\n"),
+        (400, "host: localhost\r\n\r\n"),
+    ):
+        broken = say(foreman, (head + rest).encode(), keep_open=True)
+        assert broken.statuses == [status]
+        assert b"content-type: application/json" in broken.raw
+        check_shape(path, httpx.Response(status, content=broken.body))
+
+
+def check_shape(path: str, answer: httpx.Response) -> None:
+    [error] = answer.json().values()
+    if path.strip("/").startswith("api"):
+        assert isinstance(error, str)
+    else:
+        assert set(error) == {"message", "type", "param", "code"}
 
 
 def test_the_root_answers_as_ollama_does_and_leads_browsers_to_the_dashboard(foreman: Server) -> None:
@@ -242,6 +329,15 @@ def test_a_real_llama_cpp_serves_clients_of_both_dialects(make_server: MakeServe
             assert client.generate(MODEL, "Once", options={"num_predict": 4}).eval_count == 4
             assert client.embed(MODEL, ["one", "two"]).embeddings
             assert MODEL in {model.model for model in client.list().models}
+            shown = client.show(MODEL)
+            assert shown.modelinfo is not None
+            architecture = shown.modelinfo["general.architecture"]
+            # What the server takes; trained it was for more.
+            assert shown.modelinfo[f"{architecture}.context_length"] == 2048
+            assert shown.modelinfo["general.parameter_count"] == 121_920
+            assert shown.details is not None
+            assert shown.details.parameter_size == "122K"
+            assert shown.capabilities == ["completion"]
         assert {job["target"] for job in jobs_of(server)} == {"llama"}
         assert {job["state"] for job in jobs_of(server)} == {"done"}
 

@@ -141,6 +141,31 @@ def test_ollama_loads_and_unloads_with_an_empty_request(client: ollama.Client, f
     assert [each["model"] for each in fake.stats()["resident"]] == ["llama3.2:latest"]
     assert client.chat("llama3.2", [], keep_alive=0).done_reason == "unload"
     assert fake.stats()["resident"] == []
+    # Nor does a stream of it have more than the one object.
+    assert [each.done_reason for each in client.chat("llama3.2", [], stream=True)] == ["load"]
+    assert [each.done_reason for each in client.generate("llama3.2", stream=True)] == ["load"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/chat", {}),
+        ("/api/chat", {"messages": []}),
+        ("/api/chat", {"messages": [], "keep_alive": 0}),
+        ("/api/generate", {}),
+        ("/api/generate", {"prompt": "", "stream": True}),
+        ("/api/generate", {"prompt": "", "keep_alive": "0s"}),
+    ],
+)
+def test_the_answer_to_an_empty_request_is_one_object_as_the_target_s(
+    foreman: Server, fake: FakeOllama, path: str, body: dict[str, Any]
+) -> None:
+    asked = {"model": "llama3.2", **body}
+    direct, answer = (httpx.post(f"{each}{path}", json=asked) for each in (fake.url, foreman.url))
+    assert answer.status_code == direct.status_code == 200
+    assert answer.headers["content-type"].partition(";")[0] == "application/json"
+    assert answer.headers["x-foreman-job-id"]
+    assert {**answer.json(), "created_at": ""} == {**direct.json(), "created_at": ""}
 
 
 def test_the_model_is_loaded_with_the_jobs_own_runner_options(

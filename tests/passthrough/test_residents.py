@@ -55,6 +55,29 @@ def test_a_job_that_loads_is_shown_while_it_runs_and_on_the_other_replica_soon(
     httpx.post(f"{api.url}/jobs/{job_id}/cancel")
 
 
+def test_what_others_load_and_what_expires_is_shown_within_a_moment(
+    make_server: Callable[..., Server], fake: FakeOllama
+) -> None:
+    server = started(make_server, fake, **SELDOM)
+    with ollama.Client(host=fake.url, timeout=60) as somebody_else:
+        somebody_else.generate("llama3.2", keep_alive="1h")
+        wait_until(lambda: shown(server) == ["llama3.2:latest"])
+        somebody_else.generate("llama3.2", keep_alive=0)
+        wait_until(lambda: shown(server) == [])
+    with ollama.Client(host=server.url, timeout=60) as client:
+        client.generate("llama3.2", keep_alive=0.5)
+        wait_until(lambda: shown(server) == [])
+        client.generate("llama3.2", keep_alive="1h")
+    assert shown(server) == ["llama3.2:latest"]
+    fake.pause()
+    try:
+        # It does not answer, and is not waited for: what it told last counts, until that is past its time.
+        wait_until(lambda: target_of(server)["state"] == "asleep" or shown(server) != ["llama3.2:latest"])
+        assert shown(server) == ["llama3.2:latest"]
+    finally:
+        fake.resume()
+
+
 def test_a_job_for_a_resident_model_starts_with_its_claim(
     make_server: Callable[..., Server], fake: FakeOllama
 ) -> None:
