@@ -97,13 +97,14 @@ def _failing(services: Services) -> list[Matter]:
     """Targets that are reached and do badly, as far as this process has given them jobs."""
     return [
         Matter(
-            f"Target {each.name} keeps failing ({each.failure}), and is given pauses.",
+            f"Target {each.name} keeps failing ({each.failure})"
+            f"{'.' if each.breaker.is_closed else ', and is given pauses.'}",
             f"/ui/targets/{each.name}",
             "Look at it",
             is_urgent=True,
         )
         for each in services.targets.targets
-        if not each.breaker.is_closed
+        if each.keeps_failing
     ]
 
 

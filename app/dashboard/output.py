@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from app.dashboard.texts import visible
-from app.dialects.shapes import as_dict, as_frames, as_text
+from app.dialects import dialect_named
+from app.dialects.shapes import Kind, as_dict, as_frames, as_text
 from app.jobs.artifacts import completion
 from app.store.job_view import OutputRow, ViewedJob
 
@@ -77,11 +78,20 @@ def of_result(job: ViewedJob) -> Output | None:
     text = completion(job.kind, job.result)
     if text is None:
         return None
-    result = _decoded(job.result)
+    besides = _besides_its_text(job, _decoded(job.result))
+    said = [*_said(besides), ("text", visible(text[:SHOWN_CHARACTERS]))]
+    return Output(_joined([each for each in said if each[1]], 0), after=max(0, len(text) - SHOWN_CHARACTERS))
+
+
+def _besides_its_text(job: ViewedJob, result: dict[str, Any]) -> Any:
+    """As its dialect has it; workers may have answered in another one."""
+    kind: Kind = "chat" if job.kind == "chat" else "generate"
+    unsaid = dialect_named(job.dialect).unsaid(kind, result)
+    if unsaid is not None:
+        return unsaid
     choices = as_frames(result.get("choices"))
     message = as_dict(choices[0].get("message")) if choices else as_dict(result.get("message")) or result
-    said = [*_said({**message, "content": "", "response": ""}), ("text", visible(text[:SHOWN_CHARACTERS]))]
-    return Output(_joined([each for each in said if each[1]], 0), after=max(0, len(text) - SHOWN_CHARACTERS))
+    return {**message, "content": "", "response": ""}
 
 
 def _said(part: Any) -> Iterable[tuple[str, str]]:
@@ -91,6 +101,8 @@ def _said(part: Any) -> Iterable[tuple[str, str]]:
             yield "text", visible(part)
         return
     frame = as_dict(part)
+    # A target's own, as it was kept.
+    frame = as_dict(frame.get("frame")) or frame
     choices = as_frames(frame.get("choices"))
     if choices:
         frame = as_dict(choices[0].get("delta")) or as_dict(choices[0].get("message")) or choices[0]

@@ -57,6 +57,27 @@ def test_the_answer_is_found_in_the_result_of_either_dialect() -> None:
     assert of_result(done("my_kind", {"message": {"content": "no"}})) is None
 
 
+def test_thoughts_and_calls_among_the_blocks_of_a_message_are_found() -> None:
+    job = done(
+        "chat",
+        {
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": ""},
+                {"type": "text", "text": "yes"},
+                {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at": 1}},
+            ]
+        },
+    )
+    job.dialect = "anthropic"
+    found = of_result(job)
+    assert found is not None
+    assert [(piece.kind, piece.text) for piece in found.pieces] == [
+        ("thinking", "hm"),
+        ("call", 'look({"at":1})'),
+        ("text", "yes"),
+    ]
+
+
 def test_a_long_answer_is_cut_and_one_that_was_not_read_is_none() -> None:
     found = of_result(done("generate", {"response": "x" * (SHOWN_CHARACTERS + 7)}))
     assert found is not None

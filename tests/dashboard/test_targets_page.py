@@ -302,3 +302,20 @@ def test_a_machine_that_keeps_failing_says_how_and_needs_a_person(
         assert "▲ degraded" in page
         assert "Last trouble answer_cut_short" in page
         wait_until(lambda: f"Target {name} keeps failing (answer_cut_short)" in text_of(visitor.get("/ui")))
+
+
+def test_a_machine_that_answers_with_errors_is_named_but_given_no_pause(
+    opened: Server, visitor: Visitor, name: str
+) -> None:
+    fails = {"kind": "error", "status": 500, "path": "/api/chat"}
+    with FakeOllama(models=["erring"], faults=[fails]) as erring:
+        put(opened, name, url=erring.url)
+        wait_until(lambda: read(opened, name)["state"] == "awake")
+        for _ in range(6):
+            asked = {"model": "erring", "messages": [{"role": "user", "content": "one"}], "stream": False}
+            assert httpx.post(f"{opened.url}/api/chat", json=asked).status_code == 500
+        target = read(opened, name)
+        assert (target["breaker"], target["warning"]) == ("closed", "target_error: HTTP 500")
+        assert "Last trouble target_error: HTTP 500" in tile(visitor.get("/ui/targets"), name)
+        keeps_failing = f"Target {name} keeps failing (target_error: HTTP 500)."
+        wait_until(lambda: keeps_failing in text_of(visitor.get("/ui")))

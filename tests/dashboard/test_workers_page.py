@@ -75,7 +75,7 @@ def test_foremans_own_worker_is_told_apart(visitor: Visitor) -> None:
 
     said = wait_until(lambda: text if "of Foreman" in (text := own()) else "")
     assert re.search(r"process \d+ of Foreman", said)
-    assert "http, noop, chat and 2 others" in said
+    assert "http, noop, chat and 3 others" in said
     assert "Write a worker" in said
 
 

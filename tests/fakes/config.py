@@ -29,6 +29,9 @@ class Fault:
     model: str | None = None
     status: int = 500
     message: str = "llama runner process has terminated: exit status 2"
+    # Of an error before the first byte: what else stands in it, and when it wants to be asked again.
+    fields: dict[str, Any] = field(default_factory=dict)
+    retry_after: str | None = None
 
     def matches(self, path: str, model: str | None, phase: str) -> bool:
         if self.times == 0 or self.phase != phase:

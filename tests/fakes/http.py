@@ -28,14 +28,17 @@ class Exchange:
         self.begun = False
         self._connection = connection
 
-    async def respond(self, status: int, body: bytes, content_type: str = JSON_TYPE) -> None:
+    async def respond(
+        self, status: int, body: bytes, content_type: str = JSON_TYPE, *headers: tuple[str, str]
+    ) -> None:
         """A whole answer at once."""
-        head = _head(status, content_type, f"Content-Length: {len(body)}")
+        more = [f"{name}: {value}" for name, value in headers]
+        head = _head(status, content_type, "\r\n".join([f"Content-Length: {len(body)}", *more]))
         self.begun = True
         await self._connection.write(head if self.method == "HEAD" else head + body)
 
-    async def respond_json(self, status: int, body: Any) -> None:
-        await self.respond(status, json.dumps(body, separators=(",", ":")).encode())
+    async def respond_json(self, status: int, body: Any, *headers: tuple[str, str]) -> None:
+        await self.respond(status, json.dumps(body, separators=(",", ":")).encode(), JSON_TYPE, *headers)
 
     async def begin(self, content_type: str) -> None:
         """The head of a streamed answer."""

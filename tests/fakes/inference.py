@@ -185,7 +185,11 @@ class Inference:
             case "busy" if not exchange.begun:
                 raise ServerBusy
             case "error" if not exchange.begun:
-                raise Rejected(fault.status, fault.message)
+                document = surface.error(fault.status, fault.message)
+                inner = document["error"] if isinstance(document["error"], dict) else document
+                inner |= fault.fields
+                wanted = [("Retry-After", fault.retry_after)] if fault.retry_after else []
+                await exchange.respond_json(fault.status, document, *wanted)
             case "error" | "busy":
                 await exchange.write(surface.in_band_error(fault.message))
                 await exchange.end()
