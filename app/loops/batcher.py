@@ -36,8 +36,9 @@ class Batcher(Generic[Item, Answer]):
     """Hands items to `flush` in batches and each waiter its own answer. Its `name` is for the metrics.
 
     A batch is bounded twice: by `weight`, how many rows an item is, and by `size`, how many bytes; an item
-    that is too much by itself leaves alone. `in_flight` says how many flushes may run side by side. Of items
-    that share one of their `keys` a batch takes the first, and the others keep their places in the queue.
+    that is too much by itself leaves alone. `in_flight` says how many flushes may run side by side. Items that
+    share one of their `keys` leave one after the other: a batch takes the first, and the others keep their places
+    in the queue until it was flushed.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Batcher(Generic[Item, Answer]):
         self._keys = keys
         self._waiting: deque[Entry[Item, Answer]] = deque()
         self._flushes = 0
+        self._keys_in_flight: set[str] = set()
         # The loop keeps only weak references to tasks.
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -107,8 +109,9 @@ class Batcher(Generic[Item, Answer]):
         # Counted down in the same step that finds nothing waiting: an item put by a waiter that is just
         # being answered must not believe that a flush is still on its way.
         try:
-            while self._waiting:
-                await self._flush_batch(self._take())
+            # What waits for keys in flight alone is taken up by the flush that has them, when it is over.
+            while batch := self._take():
+                await self._flush_keys(batch)
                 # What has arrived at the sockets meanwhile is read first, and leaves with the next batch.
                 await asyncio.sleep(0)
         finally:
@@ -117,7 +120,7 @@ class Batcher(Generic[Item, Answer]):
     def _take(self) -> list[Entry[Item, Answer]]:
         batch: list[Entry[Item, Answer]] = []
         passed: list[Entry[Item, Answer]] = []
-        taken: set[str] = set()
+        taken = set(self._keys_in_flight)
         room, bytes_left = self._max_weight, self._max_size
         while self._waiting:
             item, _, weight = self._waiting[0]
@@ -136,6 +139,17 @@ class Batcher(Generic[Item, Answer]):
             batch.append(self._waiting.popleft())
         self._waiting.extendleft(reversed(passed))
         return batch
+
+    async def _flush_keys(self, batch: list[Entry[Item, Answer]]) -> None:
+        """Flush, and meanwhile let nothing leave that shares a key."""
+        if self._keys is None:
+            return await self._flush_batch(batch)
+        keys = {key for item, _, _ in batch for key in self._keys(item)}
+        self._keys_in_flight |= keys
+        try:
+            await self._flush_batch(batch)
+        finally:
+            self._keys_in_flight -= keys
 
     async def _flush_batch(self, batch: list[Entry[Item, Answer]]) -> None:
         self._sizes.observe(len(batch))

@@ -296,3 +296,17 @@ async def test_of_items_with_a_key_in_common_one_leaves_and_the_others_keep_thei
     assert await all_of(first, *waiting) == ["BUSY", "A", "B", "A", "A.C", "C", "D", "E", "F"]
     # The second a waits for the first, a.c for the second, and c does not overtake a.c.
     assert gate.batches == [["busy"], ["a", "b", "d", "e"], ["a", "f"], ["a.c"], ["c"]]
+
+
+async def test_what_shares_a_key_with_a_flush_in_flight_waits_for_its_end_and_holds_up_no_other() -> None:
+    gate = Gate()
+    batcher = Batcher("tested", gate.flush, in_flight=2, keys=lambda item: item.split("."))
+    [first] = put(batcher, "a")
+    await gate.entered.wait()
+    waiting = put(batcher, "a.b", "b", "c")
+    await until(lambda: len(gate.batches) == 2)
+    # b does not overtake a.b, and whoever found nothing to take has gone.
+    assert gate.batches == [["a"], ["c"]]
+    gate.open()
+    assert await all_of(first, *waiting) == ["A", "A.B", "B", "C"]
+    assert gate.batches == [["a"], ["c"], ["a.b"], ["b"]]
