@@ -294,8 +294,7 @@ class Waiting(Response):
         at_once = self._stream.at_once
         if at_once is None or not at_once.is_ready():
             return False
-        frame = self._encoder.frame
-        at_once.write(b"".join([frame(each) for each in writer.told(part, datetime.now(UTC))]))
+        at_once.write(writer.on_wire(part, datetime.now(UTC), self._encoder.frame))
         return True
 
     def _frames(self, writer: AnswerWriter, told: Sequence[Followed]) -> bytes:
@@ -304,7 +303,7 @@ class Waiting(Response):
         if isinstance(told[-1], Ended) and told[-1].state == "done":
             writer.foresee(orjson.loads(told[-1].result or "{}"))
         said = [each.part for each in told if isinstance(each, Output)]
-        return b"".join([frame(each) for part in said for each in writer.told(part, now)])
+        return b"".join([writer.on_wire(part, now, frame) for part in said])
 
     async def _last_words(self, writer: AnswerWriter, job: Ended) -> None:
         call, encoder = self._call, self._encoder

@@ -1,8 +1,11 @@
 """The answers of OpenAI's dialect: chunks read and measured, written and folded."""
 
-from collections.abc import Mapping
+import secrets
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from app.dialects.kept import FrameShapes, FrameTeller
 from app.dialects.neutral import Delta, End, Part, ToolCall
@@ -71,6 +74,11 @@ def plain_text(chunk: Frame) -> str | None:
         return None
     text = delta.get("content")
     return text if isinstance(text, str) else None
+
+
+# Stands for any text in a frame; no target knows it.
+_SOME_TEXT = secrets.token_hex(16)
+_SOME_TEXT_ON_WIRE = msgspec.json.encode(_SOME_TEXT)
 
 
 class ChunkShapes(FrameShapes):
@@ -273,6 +281,8 @@ class OpenAIWriter(AnswerWriter):
         # How many characters the tokens have that were told with their probabilities.
         self._offset = 0
         self._kept = FrameTeller(kind, CHUNKS)
+        # What is sent before and behind a text, as long as frames differ in nothing else.
+        self._around_text: tuple[bytes, bytes] | None = None
 
     def delta(self, delta: Delta, at: datetime) -> list[Frame]:
         if not self._chat:
@@ -340,7 +350,21 @@ class OpenAIWriter(AnswerWriter):
         frames = self._kept.frames(part)
         return [self.say(part, at)] if frames is None else self._as_asked(frames)
 
+    def on_wire(self, part: Part, at: datetime, encode: Callable[[Frame], bytes]) -> bytes:
+        if isinstance(part, str) and self._around_text is not None:
+            before, behind = self._around_text
+            return before + msgspec.json.encode(part) + behind
+        said = super().on_wire(part, at, encode)
+        self._around_text = self._around(at, encode) if isinstance(part, str) else None
+        return said
+
+    def _around(self, at: datetime, encode: Callable[[Frame], bytes]) -> tuple[bytes, bytes] | None:
+        """Once a text was told, the next one comes with the same around it, role and all."""
+        before, found, behind = super().on_wire(_SOME_TEXT, at, encode).partition(_SOME_TEXT_ON_WIRE)
+        return (before, behind) if found else None
+
     def foresee(self, result: Mapping[str, Any]) -> None:
+        self._around_text = None
         lasting = {name: value for name, value in result.items() if name in _LASTING}
         self._envelope = {**_except(self._envelope, _LASTING), "model": self._model, **lasting}
 

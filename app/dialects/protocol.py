@@ -7,7 +7,7 @@ stands in neutral.py, so that no dialect knows another.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -144,6 +144,10 @@ class AnswerWriter(ABC):
     def told(self, part: Part, at: datetime) -> list[Frame]:
         """The frames of a part, which may be several where a target's own were kept (see kept.py)."""
         return [self.say(part, at)]
+
+    def on_wire(self, part: Part, at: datetime, encode: Callable[[Frame], bytes]) -> bytes:
+        """The same, as they are sent: `encode` is of the answer's encoder."""
+        return b"".join([encode(each) for each in self.told(part, at)])
 
     def foresee(self, result: Mapping[str, Any]) -> None:
         """The whole answer is known before any of its frames: it may say what those look like."""

@@ -36,9 +36,9 @@ class Batcher(Generic[Item, Answer]):
     """Hands items to `flush` in batches and each waiter its own answer. Its `name` is for the metrics.
 
     A batch is bounded twice: by `weight`, how many rows an item is, and by `size`, how many bytes; an item
-    that is too much by itself leaves alone. `in_flight` says how many flushes may run side by side. Items that
-    share one of their `keys` leave one after the other: a batch takes the first, and the others keep their places
-    in the queue until it was flushed.
+    that is too much by itself leaves alone. `in_flight` says how many flushes may run side by side. Items
+    that share one of their `keys` leave one after the other: a batch takes the first, and the others keep
+    their places in the queue until it was flushed.
     """
 
     def __init__(

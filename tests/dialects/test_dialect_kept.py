@@ -128,6 +128,21 @@ def test_lines_come_out_as_they_came_in(name: str) -> None:
     assert {each["created_at"] for each in out} == {"2026-01-02T03:04:05Z"}
 
 
+@pytest.mark.parametrize("include_usage", [True, False])
+@pytest.mark.parametrize("name", ANSWERS)
+def test_what_is_sent_are_the_frames_that_are_told(name: str, include_usage: bool) -> None:
+    texts: list[Part] = ['say "x"\n', "\u2028é", ""]
+    parts = [each for part in kept(OPENAI, ANSWERS[name]) for each in (part, *texts)]
+    one, other = (OPENAI.writer("chat", "ours", "01J0", AT, include_usage=include_usage) for _ in range(2))
+    for part in [*texts, *parts]:
+        expected = b"".join([OPENAI.encode(frame) for frame in one.told(part, AT)])
+        assert other.on_wire(part, AT, OPENAI.encode) == expected
+    # What the answer as a whole says of its frames holds for the texts that follow.
+    for writer in (one, other):
+        writer.foresee({"model": "Theirs-7B", "service_tier": "flex"})
+    assert other.on_wire("x", AT, OPENAI.encode) == OPENAI.encode(*one.told("x", AT))
+
+
 def test_words_that_look_alike_are_kept_as_words() -> None:
     parts = kept(OPENAI, [OPENING, *[chunk({"content": each}) for each in "abcd"], chunk({}, "stop")])
     assert [text_of(part) for part in parts] == ["a", "b", "c", "d", None]
