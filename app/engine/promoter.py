@@ -23,9 +23,12 @@ class Promoter(Loop):
         hub.wakes(self, lambda changes: bool(changes.delayed))
 
     async def _run_once(self) -> float | None:
-        promoted = await promote(self._database, BATCH, self._mark)
-        if promoted.work or promoted.keys:
-            self._hub.announce(promoted)
-            return 0
-        seconds = await seconds_until_next_due(self._database)
+        seconds = await seconds_until_next_due(self._database, self._mark)
+        if seconds is not None and seconds <= 0:
+            promoted = await promote(self._database, BATCH, self._mark)
+            if promoted.work or promoted.keys:
+                self._hub.announce(promoted)
+                return 0
+            # What is due is held by somebody. The mark has moved on, past those for whom that takes long.
+            seconds = await seconds_until_next_due(self._database, self._mark)
         return None if seconds is None else min(max(seconds, 0.005), self._poll_seconds)

@@ -45,9 +45,11 @@ class Scheduler(Loop):
         hub.wakes(self, lambda changes: bool(changes.schedules))
 
     async def _run_once(self) -> float | None:
-        while await self._tick():
-            pass
         seconds = await schedules.seconds_until_next(self._database)
+        if seconds is not None and seconds <= 0:
+            while await self._tick():
+                pass
+            seconds = await schedules.seconds_until_next(self._database)
         return None if seconds is None else min(max(seconds, 0.002), self._poll_seconds)
 
     async def _tick(self) -> bool:

@@ -11,8 +11,7 @@ from app.store.live import moved_in_queue
 from app.store.low_water import THE_BEGINNING, TimeMark
 
 # What waits for a moment from now on is seen at its commit, which may come later than that moment.
-SLACK_SECONDS = 10
-SLACK = timedelta(seconds=SLACK_SECONDS)
+SLACK = timedelta(seconds=10)
 NOW = "SELECT now() AS now"
 # How long it is trusted that nothing waits behind the mark.
 MARK_SECONDS = 60.0
@@ -69,11 +68,13 @@ WITH promoted AS (
     + "SELECT DISTINCT queue, lane, concurrency_key AS key FROM promoted"
 )
 
-# When the next one comes due; what is longer due than a moment is being promoted, or held by somebody.
+# When the next one from the mark on comes due.
 NEXT_DUE = f"""
-SELECT date_part('epoch', q.run_at - now()) FROM queued q
-WHERE {_WAITS} AND q.run_at > now() - interval '{SLACK_SECONDS} seconds' AND q.run_at < 'infinity'
-ORDER BY q.run_at LIMIT 1
+SELECT now() AS now, (
+    SELECT date_part('epoch', q.run_at - now()) FROM queued q
+    WHERE {_WAITS} AND q.run_at >= $1::timestamptz AND q.run_at < 'infinity'
+    ORDER BY q.run_at LIMIT 1
+) AS seconds
 """
 
 
@@ -103,5 +104,11 @@ async def promote(database: Database, limit: int = 1000, marks: TimeMark | None 
     )
 
 
-async def seconds_until_next_due(database: Database) -> float | None:
-    return await database.fetchval(NEXT_DUE)  # type: ignore[no-any-return]
+async def seconds_until_next_due(database: Database, marks: TimeMark | None = None) -> float | None:
+    """Zero or less when something is due; None when nothing waits for a moment that will come."""
+    mark, began = THE_BEGINNING if marks is None else marks.current(), time.monotonic()
+    [found] = await database.fetch(NEXT_DUE, mark)
+    seconds: float | None = found["seconds"]
+    if marks is not None and (seconds is None or seconds > 0):
+        marks.learn(mark, found["now"], time.monotonic() - began)
+    return seconds

@@ -19,7 +19,7 @@ from app.store.heads import LONGEST_REST_SECONDS, Head, HeadsWalk, heads_of
 from app.store.history import ALL_EVENTS
 from app.store.job import ClaimedJob
 from app.store.locks import lock, lock_number
-from app.store.promote import promote, seconds_until_next_due
+from app.store.promote import due_mark, promote, seconds_until_next_due
 from app.store.queues import QueueBook, configure
 from app.store.settle import heartbeat
 from tests.live_tables import write
@@ -320,6 +320,26 @@ async def test_the_next_due_moment_is_known_to_the_second(database: Database) ->
     seconds = await seconds_until_next_due(database)
     assert seconds is not None
     assert 90 < seconds <= 100
+
+
+async def test_what_is_due_and_held_by_somebody_for_long_is_not_asked_for_again_and_again(
+    database: Database,
+) -> None:
+    held, later = await put(database, job(delay_seconds=60), job(delay_seconds=100))
+    await backdate(database, held, "run_at")
+    mark = due_mark()
+    seconds = await seconds_until_next_due(database, mark)
+    assert seconds is not None
+    assert seconds <= 0
+    async with database.transaction() as other:
+        await other.execute("SELECT 1 FROM jobs WHERE id = $1 FOR UPDATE", held)
+        assert not (await promote(database, marks=mark)).work
+        seconds = await seconds_until_next_due(database, mark)
+        assert seconds is not None
+        assert 90 < seconds <= 100
+    # Whoever looks from the beginning finds it, and so does the one with the mark, by and by.
+    assert (await promote(database)).work == {("default", "noop")}
+    assert (await row_of(database, later))["ready_at"] is None
 
 
 async def test_a_crowd_that_is_due_in_one_queue_holds_up_no_other(database: Database) -> None:

@@ -126,6 +126,7 @@ async def test_promotion(database: Database) -> None:
         await put(database, *(job(delay_seconds=0.001) for _ in range(SIZE)))
         while not (await promote.promote(database, SIZE, marks)).work:
             pass
+        assert await promote.seconds_until_next_due(database, marks) is None
 
     await is_flat(database, look, "queued_due")
 
