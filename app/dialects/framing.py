@@ -86,7 +86,7 @@ class TextDecoder(FrameDecoder):
     def hear(self, data: bytes) -> list[Frame | str]:
         """Frames; and instead of one that only repeats the one before it, but for its text, that text."""
         before = self._before
-        if before is not None and not self._rest and data.endswith(self._ending):
+        if before is not None and not self._rest:
             # Nearly always: one frame, no more and no less. There is no end of a line within a JSON string.
             text = self._text_between(data, before, self._ending)
             if text is not None:

@@ -126,7 +126,10 @@ class Transcript:
         """Output: text as it comes, or a frame that is more than text."""
         if not part:
             return
-        self.open().add(part)
+        live = self._live
+        if live is None:
+            live = self.open()
+        live.add(part)
         if not self._unwritten:
             if not self._began:
                 self._began = time.monotonic()

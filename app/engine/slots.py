@@ -13,11 +13,14 @@ from collections.abc import Callable
 from app.errors import Unavailable
 from app.loops.loop import Loop
 from app.store.database import Database
-from app.store.holdings import release, renew, shrink, take
+from app.store.holdings import look, release, renew, shrink, take
 
 LEASE_SECONDS = 10.0
-RENEW_SECONDS = 1.0
-# Before more is asked for again: whoever holds it finds out when it renews.
+# A hold that is older is renewed.
+RENEW_SECONDS = 3.0
+# How often it is asked whether somebody else wants of it.
+LOOK_SECONDS = 1.0
+# Before more is asked for again: whoever holds it finds out with that look.
 ASK_AGAIN_SECONDS = 0.5
 # Held to be lost a little before the database does.
 MARGIN_SECONDS = 1.0
@@ -35,7 +38,7 @@ class SlotKeeper(Loop):
         # What is believed here and what stands in the database are changed together, one change at a time: a
         # slot that is being given back must not be taken again in between and then be believed to be held.
         self._changing = asyncio.Lock()
-        super().__init__("slots", self._renew, interval=RENEW_SECONDS, longest_retry=RENEW_SECONDS / 2)
+        super().__init__("slots", self._renew, interval=LOOK_SECONDS, longest_retry=LOOK_SECONDS / 2)
 
     async def stop(self) -> None:
         await super().stop()
@@ -88,18 +91,22 @@ class SlotKeeper(Loop):
     async def _renew_and_give_back(self) -> None:
         if not self._held:
             return
-        began = time.monotonic()
-        rows = {
-            row.target: row
-            for row in await renew(self._database, self._holder, list(self._held), LEASE_SECONDS)
-        }
+        began, targets = time.monotonic(), list(self._held)
+        until = began + LEASE_SECONDS - MARGIN_SECONDS
+        is_due = any(self._until.get(target, 0.0) < until - RENEW_SECONDS for target in targets)
+        if is_due:
+            held = await renew(self._database, self._holder, targets, LEASE_SECONDS)
+        else:
+            held = await look(self._database, self._holder, targets)
+        rows = {row.target: row for row in held}
         keep: dict[str, int] = {}
         for target in list(self._held):
             row = rows.get(target)
             if row is None:
                 self._held.pop(target, None)
                 continue
-            self._until[target] = began + LEASE_SECONDS - MARGIN_SECONDS
+            if is_due:
+                self._until[target] = until
             running = self._running(target)
             if row.wanted and running < self._held[target]:
                 keep[target] = self._held[target] = running

@@ -67,7 +67,10 @@ class Run:
             await self.worker.start_run(self)
 
     def output(self, part: Part) -> None:
-        self._transcript().say(part)
+        transcript = self.transcript
+        if transcript is None:
+            transcript = self._transcript()
+        transcript.say(part)
 
     async def progress(self, **fields: Any) -> None:
         await self._note("progress", fields, progress=fields)

@@ -258,7 +258,7 @@ class Follower:
             return False
         self._reached = self._position = live.end
         self._has_spoken()
-        if _is_more_than_text(part):
+        if not isinstance(part, str) and _is_more_than_text(part):
             self._result_fits = False
         return True
 

@@ -47,7 +47,8 @@ class LiveOutput:
     def add(self, part: Part) -> None:
         self._parts.append(part)
         self._starts.append(self.end)
-        self.end += width(part)
+        # Nearly always a word; this is called with each of them.
+        self.end += len(part) if isinstance(part, str) else width(part)
         if len(self._parts) - self._joined > 2 * JOIN_AFTER:
             self._join()
         self._ring()

@@ -88,6 +88,16 @@ async def renew(
     return as_rows(Holding, await database.fetch(RENEW, holder, list(targets), lease_seconds))
 
 
+LOOK = f"""
+SELECT {columns(Holding)} FROM target_holdings WHERE holder = $1 AND target = ANY ($2::text[]) AND expires_at > now()
+"""
+
+
+async def look(database: Database, holder: str, targets: Sequence[str]) -> list[Holding]:
+    """The same answer, and nothing is written: between two renewals."""
+    return as_rows(Holding, await database.fetch(LOOK, holder, list(targets)))
+
+
 SHRINK = """
 UPDATE target_holdings AS h SET slots = least(h.slots, given.slots), wanted = false
 FROM unnest($2::text[], $3::int[]) AS given (target, slots)

@@ -8,7 +8,7 @@ import pytest
 
 from app.config import Settings
 from app.engine import slots as slots_module
-from app.engine.slots import SlotKeeper
+from app.engine.slots import RENEW_SECONDS, SlotKeeper
 from app.executors.protocol import ClaimedJob, RunContext
 from app.foreman import Foreman
 from app.jobs.outcomes import Outcome
@@ -54,6 +54,26 @@ async def test_a_keeper_gives_back_what_it_does_not_use_once_another_wants_it(da
     assert first.free("gpu") == 0
     second._asked.clear()
     assert await second.more("gpu", 3) == 2
+
+
+async def test_a_hold_is_renewed_when_it_is_some_seconds_old_and_only_looked_at_before(
+    database: Database,
+) -> None:
+    keeper = SlotKeeper(database, "keeper", lambda _: 0)
+    assert await keeper.more("gpu", 2) == 2
+    ends = "SELECT expires_at FROM target_holdings"
+    taken = await database.fetchval(ends)
+    await keeper._renew()
+    assert await database.fetchval(ends) == taken
+    keeper._until["gpu"] -= RENEW_SECONDS
+    before = keeper._until["gpu"]
+    await keeper._renew()
+    assert await database.fetchval(ends) > taken
+    assert keeper._until["gpu"] > before
+    # One that is over is found out by a look as well.
+    await database.execute("UPDATE target_holdings SET expires_at = now() - interval '1 second'")
+    await keeper._renew()
+    assert keeper.free("gpu") == 0
 
 
 async def test_a_stalled_process_keeps_the_slots_that_its_calls_use(database: Database) -> None:
