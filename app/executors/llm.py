@@ -41,6 +41,9 @@ from app.outbound.stream import OutboundStream
 MAX_ERROR_BYTES = 64 * 1024
 MAX_WHOLE_BYTES = 256 * 1024 * 1024
 MAX_MESSAGE = 2000
+# What came back makes no sense.
+GARBLED = "target_garbled"
+UNREADABLE = "the target's answer could not be read: {}"
 MAX_BUSY_SECONDS = 60.0
 MAX_RETRY_AFTER = 300.0
 # For a caller who waits: before a target that is busy or has crashed is asked again, and for how long in all.
@@ -179,10 +182,12 @@ class LlmExecutor:
                 return self._broken("target_timeout", problem.reason, problem.reason, status=504)
             case AnswerCutError() | IncompleteAnswer():
                 return self._broken("answer_cut_short", str(problem))
+            case GarbledAnswer():
+                # Like an error: it may be for this very question, and the next one need not wait for it.
+                self._target.answered_badly(f"{GARBLED}: {problem.kind}")
+                return self._retry(GARBLED, UNREADABLE.format(problem))
             case _:
-                kind = problem.kind if isinstance(problem, GarbledAnswer) else str(problem)
-                message = f"the target's answer could not be read: {problem}"
-                return self._broken("target_garbled", message, kind)
+                return self._broken(GARBLED, UNREADABLE.format(problem), str(problem))
 
     async def _run(self, job: ClaimedJob, context: RunContext) -> Outcome:
         kind = _KINDS[job.kind]
@@ -322,6 +327,9 @@ class LlmExecutor:
     def _broken(self, code: str, message: str, kind: str | None = None, status: int = 502) -> Retry:
         """`message` may hold the target's own words: they are for the job. Operators are told the kind."""
         self._target.failed(code if kind is None else f"{code}: {kind}")
+        return self._retry(code, message, status)
+
+    def _retry(self, code: str, message: str, status: int = 502) -> Retry:
         message = self._target.without_token(message)[:MAX_MESSAGE]
         return Retry(JobError(code, message, retryable=True, status=status))
 

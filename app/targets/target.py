@@ -138,12 +138,12 @@ class Target:
         self.breaker.undecided()
 
     def answered_badly(self, problem: str) -> None:
-        """With an error. That costs nobody any time, and the next call may well be a good one."""
+        """With an error, or with nonsense. That costs nobody any time, and the next call may well be a good one."""
         self._close_breaker()
         self._failed(problem)
 
     def failed(self, problem: str) -> None:
-        """Whoever asked waited in vain: it fell silent, or its answer broke off or made no sense."""
+        """Whoever asked waited in vain: it fell silent, or its answer broke off."""
         self._failed(problem)
         was_closed, now = self.breaker.is_closed, time.monotonic()
         self.breaker.failed(now)

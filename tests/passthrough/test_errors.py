@@ -367,6 +367,20 @@ def test_a_queues_own_backoff_makes_no_caller_wait(
 # -- bad calls and good ones ---------------------------------------------------------------------------------
 
 
+def test_answers_that_make_no_sense_do_not_delay_the_good_one_behind_them(
+    foreman: Server, fake: FakeOllama
+) -> None:
+    fake.control(faults=[{"kind": "garbage", "path": "/api/chat", "times": 20}])
+    with httpx.Client(base_url=foreman.url, timeout=60) as caller:
+        for _ in range(20):
+            assert caller.post("/api/chat", json=CHAT).status_code == 502
+        target = target_of(foreman)
+        assert (target["breaker"], target["state"]) == ("closed", "awake")
+        assert target["warning"].startswith("target_garbled")
+        assert caller.post("/api/chat", json=CHAT).json()["message"]["content"] == SAID
+    assert target_of(foreman)["warning"] is None
+
+
 def test_a_hundred_bad_calls_do_not_delay_the_good_one_behind_them(foreman: Server, fake: FakeOllama) -> None:
     fake.control(
         faults=[
