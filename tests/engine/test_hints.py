@@ -70,6 +70,11 @@ async def test_a_queue_that_always_has_work_does_not_keep_the_next_one_from_its_
     assert (await states_of(database, *first)).count("loading") == 2
 
 
+async def is_working(database: Database, job_id: str) -> bool:
+    """A start is told beside the run: one that came after the end would be a late settlement."""
+    return await states_of(database, job_id) == ["working"]
+
+
 async def test_a_run_whose_deadline_has_passed_ends_at_once_and_settles_nothing(
     foreman: Foreman, database: Database
 ) -> None:
@@ -81,6 +86,7 @@ async def test_a_run_whose_deadline_has_passed_ends_at_once_and_settles_nothing(
     foreman.hub.announce(Changes(work={("default", llm_lane("echo"))}))
     await worker._claim_round()
     await until(lambda: worker._runs[job_id].executing)
+    await until(lambda: is_working(database, job_id))
     await backdate(database, job_id, "deadline")
     swept = await sweep(database, cancel_grace_seconds=10)
     assert swept is not None

@@ -200,7 +200,7 @@ def test_a_fair_claim_finds_new_values_by_one_probe_for_each(filled: str, known:
     [
         (HOLD_DUE, (1000, THE_BEGINNING), 100),
         (HOLD_CROWD, (1000,), 100),
-        (NEXT_DUE, (), 100),
+        (NEXT_DUE, (THE_BEGINNING,), 100),
         (RUNNING, ("keyed", THE_BEGINNING), 100),
         (DEPTH, ("plain", 10_000), 100),
         (OVER_IN_QUEUE, ("plain", "", "z", 500, ["failed"], [3600.0]), 4000),

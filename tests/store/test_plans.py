@@ -266,7 +266,7 @@ async def test_the_heads_are_found_by_one_probe_per_lane(
         (HOLD_OVERDUE, (500, 10.0, THE_BEGINNING), "running_by_age"),
         (HOLD_DUE, (1000, THE_BEGINNING), "queued_due"),
         (HOLD_CROWD, (1000,), "queued_waiting"),
-        (NEXT_DUE, (), "queued_due"),
+        (NEXT_DUE, (THE_BEGINNING,), "queued_due"),
     ],
     ids=[
         "rescue",
