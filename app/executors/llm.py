@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -41,7 +42,8 @@ from app.outbound.stream import OutboundStream
 MAX_ERROR_BYTES = 64 * 1024
 MAX_WHOLE_BYTES = 256 * 1024 * 1024
 MAX_MESSAGE = 2000
-# What came back makes no sense.
+# What came back has no end, or makes no sense.
+CUT = "answer_cut_short"
 GARBLED = "target_garbled"
 UNREADABLE = "the target's answer could not be read: {}"
 MAX_BUSY_SECONDS = 60.0
@@ -171,21 +173,15 @@ class LlmExecutor:
             case _RefusedError():
                 return self._refused(job, problem)
             case OutboundUnreachable() | ConnectionDropped():
-                self._target.unreachable(problem.reason)
-                message = f"{self._target.name}: {problem.reason}"
-                if job.interactive and isinstance(problem, ConnectionDropped):
-                    # It is there, and hangs up on this very call.
-                    return Retry(JobError("target_unreachable", message, retryable=True, status=502))
-                error = JobError("target_unreachable", message, retryable=True)
-                return Deferred(defer_delay(job.deferrals, self._dice()), TARGET_ASLEEP, error)
+                return self._unreached(job, problem)
             case OutboundTimeout():
                 return self._broken("target_timeout", problem.reason, problem.reason, status=504)
-            case AnswerCutError() | IncompleteAnswer():
-                return self._broken("answer_cut_short", str(problem))
+            case AnswerCutError():
+                return self._broken(CUT, str(problem))
+            case IncompleteAnswer():
+                return self._senseless(CUT, str(problem))
             case GarbledAnswer():
-                # Like an error: it may be for this very question, and the next one need not wait for it.
-                self._target.answered_badly(f"{GARBLED}: {problem.kind}")
-                return self._retry(GARBLED, UNREADABLE.format(problem))
+                return self._senseless(GARBLED, UNREADABLE.format(problem), problem.kind)
             case _:
                 return self._broken(GARBLED, UNREADABLE.format(problem), str(problem))
 
@@ -222,7 +218,7 @@ class LlmExecutor:
             await _start_meanwhile(asking, context)
         self._used(affinity, unloaded=unloads(sent.get("keep_alive")))
         if answer.error == CUT_SHORT:
-            raise AnswerCutError(CUT_SHORT)
+            raise IncompleteAnswer(CUT_SHORT)
         if answer.error is not None:
             raise _RefusedError(500, answer.error, document=answer.error_document)
         return answer.outcome()
@@ -324,10 +320,24 @@ class LlmExecutor:
             code, message, retryable, status=refused.status, retry_after=refused.retry_after, body=body
         )
 
+    def _unreached(self, job: ClaimedJob, problem: OutboundError) -> Outcome:
+        self._target.unreachable(problem.reason)
+        error = JobError("target_unreachable", f"{self._target.name}: {problem.reason}", retryable=True)
+        if job.interactive and isinstance(problem, ConnectionDropped):
+            # It is there, and hangs up on this very call.
+            return Retry(replace(error, status=502))
+        return Deferred(defer_delay(job.deferrals, self._dice()), TARGET_ASLEEP, error)
+
     def _broken(self, code: str, message: str, kind: str | None = None, status: int = 502) -> Retry:
         """`message` may hold the target's own words: they are for the job. Operators are told the kind."""
         self._target.failed(code if kind is None else f"{code}: {kind}")
         return self._retry(code, message, status)
+
+    def _senseless(self, code: str, message: str, kind: str | None = None) -> Retry:
+        """It came to its end as HTTP has it. Like an error, it may be for this very question, and the next
+        one need not wait for it."""
+        self._target.answered_badly(code if kind is None else f"{code}: {kind}")
+        return self._retry(code, message)
 
     def _retry(self, code: str, message: str, status: int = 502) -> Retry:
         message = self._target.without_token(message)[:MAX_MESSAGE]

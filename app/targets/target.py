@@ -138,7 +138,7 @@ class Target:
         self.breaker.undecided()
 
     def answered_badly(self, problem: str) -> None:
-        """With an error, or with nonsense. That costs nobody any time, and the next call may well be a good one."""
+        """With an error or nonsense. That costs nobody any time, and the next call may well be a good one."""
         self._close_breaker()
         self._failed(problem)
 

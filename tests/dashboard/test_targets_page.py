@@ -286,7 +286,7 @@ def test_who_may_only_read_is_offered_nothing_and_may_do_nothing(
 def test_a_machine_that_keeps_failing_says_how_and_needs_a_person(
     opened: Server, visitor: Visitor, name: str
 ) -> None:
-    cut_short = {"kind": "truncate", "after": 1, "path": "/api/chat"}
+    cut_short = {"kind": "cut", "after": 1, "path": "/api/chat"}
     with FakeOllama(models=["flaky"], faults=[cut_short]) as flaky:
         put(opened, name, url=flaky.url)
         wait_until(lambda: read(opened, name)["state"] == "awake")

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import ollama
 import openai
+import orjson
 import pytest
 from openai.types.chat import ChatCompletionUserMessageParam
 
@@ -367,16 +368,20 @@ def test_a_queues_own_backoff_makes_no_caller_wait(
 # -- bad calls and good ones ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("fault", "told"), [("garbage", "target_garbled: no JSON"), ("truncate", "answer_cut_short")]
+)
 def test_answers_that_make_no_sense_do_not_delay_the_good_one_behind_them(
-    foreman: Server, fake: FakeOllama
+    foreman: Server, fake: FakeOllama, fault: str, told: str
 ) -> None:
-    fake.control(faults=[{"kind": "garbage", "path": "/api/chat", "times": 20}])
+    fake.control(faults=[{"kind": fault, "after": 1, "path": "/api/chat"}])
     with httpx.Client(base_url=foreman.url, timeout=60) as caller:
-        for _ in range(20):
-            assert caller.post("/api/chat", json=CHAT).status_code == 502
+        for _ in range(6):
+            ending = caller.post("/api/chat", json={**CHAT, "stream": True}).text.splitlines()[-1]
+            assert "error" in orjson.loads(ending)
         target = target_of(foreman)
-        assert (target["breaker"], target["state"]) == ("closed", "awake")
-        assert target["warning"].startswith("target_garbled")
+        assert (target["breaker"], target["state"], target["warning"]) == ("closed", "awake", told)
+        fake.control(faults=[])
         assert caller.post("/api/chat", json=CHAT).json()["message"]["content"] == SAID
     assert target_of(foreman)["warning"] is None
 
