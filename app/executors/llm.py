@@ -73,7 +73,13 @@ class TargetConnection(Protocol):
     def without_token(self, text: str) -> str: ...
 
     def request(
-        self, method: str, path: str, content: bytes = b"", idle_seconds: float | None = None
+        self,
+        method: str,
+        path: str,
+        content: bytes = b"",
+        idle_seconds: float | None = None,
+        *,
+        replayable: bool = True,
     ) -> AbstractAsyncContextManager[OutboundStream]: ...
 
     def answered(self) -> None: ...
@@ -144,15 +150,16 @@ class LlmExecutor:
     async def _run_for_who_waits(self, job: ClaimedJob, context: RunContext) -> Outcome:
         """A target that is busy, or crashed before its first word, is asked twice more, if that is soon."""
         heard = _Listener(context)
-        gives_up_at = None
-        for pause in QUICK_PAUSES:
+        tries, gives_up_at = 0, None
+        while True:
             try:
-                return await self._run(job, heard)
+                return await self._run(job, heard, replayable=not tries)
             except (_RefusedError, OutboundError, IncompleteAnswer) as problem:
-                if heard.spoken or not _may_pass(problem):
+                tries += _tries(problem)
+                if heard.spoken or not _may_pass(problem) or tries > len(QUICK_PAUSES):
                     raise
                 asked_for = problem.retry_after if isinstance(problem, _RefusedError) else None
-                delay = pause if asked_for is None else asked_for
+                delay = QUICK_PAUSES[tries - 1] if asked_for is None else asked_for
                 now = time.monotonic()
                 gives_up_at = gives_up_at or now + QUICK_SECONDS
                 if now + delay > gives_up_at:
@@ -160,7 +167,6 @@ class LlmExecutor:
                 said = self._target.without_token(str(problem))[:MAX_MESSAGE]
                 await context.log("warn", f"{self._target.name}: {said}; asked again in {delay:g} s")
             await asyncio.sleep(delay)
-        return await self._run(job, heard)
 
     def _trouble(self, job: ClaimedJob, problem: Exception) -> Outcome:
         """A target that cannot be reached is nobody's fault; one that answers badly costs an attempt."""
@@ -185,7 +191,7 @@ class LlmExecutor:
             case _:
                 return self._broken(GARBLED, UNREADABLE.format(problem), str(problem))
 
-    async def _run(self, job: ClaimedJob, context: RunContext) -> Outcome:
+    async def _run(self, job: ClaimedJob, context: RunContext, *, replayable: bool = True) -> Outcome:
         kind = _KINDS[job.kind]
         dialect, theirs = dialect_named(job.dialect), self._target.dialect
         body = msgspec.json.decode(job.payload, type=dict)
@@ -209,9 +215,9 @@ class LlmExecutor:
         if answers_whole:
             # As it was written, unless something in it had to be changed.
             content = job.payload.encode() if sent is body else msgspec.json.encode(sent)
-            asking = self._ask(theirs.endpoint(kind, sent), content, answer)
+            asking = self._ask(theirs.endpoint(kind, sent), content, answer, replayable)
         else:
-            asking = self._stream(kind, sent, answer)
+            asking = self._stream(kind, sent, answer, replayable)
         if job.started:
             await asking
         else:
@@ -223,10 +229,10 @@ class LlmExecutor:
             raise _RefusedError(500, answer.error, document=answer.error_document)
         return answer.outcome()
 
-    async def _stream(self, kind: Kind, sent: Frame, answer: "TargetAnswer") -> None:
+    async def _stream(self, kind: Kind, sent: Frame, answer: "TargetAnswer", replayable: bool) -> None:
         dialect = self._target.dialect
-        path = dialect.endpoint(kind, sent)
-        async with self._target.request("POST", path, msgspec.json.encode(sent)) as response:
+        path, content = dialect.endpoint(kind, sent), msgspec.json.encode(sent)
+        async with self._target.request("POST", path, content, replayable=replayable) as response:
             await _raise_refusal(response)
             if kind == "embed":
                 answer.take(parse_frame(await response.read(MAX_WHOLE_BYTES)))
@@ -245,9 +251,10 @@ class LlmExecutor:
                 answer.take(frame)
         answer.end()
 
-    async def _ask(self, path: str, content: bytes, answer: "TargetAnswer") -> None:
+    async def _ask(self, path: str, content: bytes, answer: "TargetAnswer", replayable: bool) -> None:
         """For an answer in one piece. Nothing comes before it, so this may take longer than any silence."""
-        async with self._target.request("POST", path, content, self._target.whole_seconds) as response:
+        seconds = self._target.whole_seconds
+        async with self._target.request("POST", path, content, seconds, replayable=replayable) as response:
             await _raise_refusal(response)
             answer.take_whole(parse_frame(await response.read(MAX_WHOLE_BYTES)))
 
@@ -374,6 +381,11 @@ def _may_pass(problem: Exception) -> bool:
     if isinstance(problem, _RefusedError):
         return problem.is_busy
     return isinstance(problem, ConnectionDropped | AnswerCutError | IncompleteAnswer)
+
+
+def _tries(problem: Exception) -> int:
+    """How often the target was asked."""
+    return 2 if isinstance(problem, ConnectionDropped) and problem.was_sent_twice else 1
 
 
 def _are_alike(document: Frame, ours: Frame) -> bool:

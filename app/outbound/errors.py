@@ -32,6 +32,9 @@ class OutboundProtocolError(OutboundError):
 class ConnectionDropped(OutboundProtocolError):
     """The peer closed before a single byte of the answer. A reused connection had most likely idled out."""
 
+    # On a reused connection, and then on a fresh one.
+    was_sent_twice = False
+
 
 class AnswerCutError(OutboundProtocolError):
     """The connection ended in the middle of the answer."""

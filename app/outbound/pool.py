@@ -40,12 +40,16 @@ class ConnectionPool:
         self._idle += 1
         connection.on_closed = lambda: self._remove(origin, connection)
 
+    def forget(self, origin: Origin) -> None:
+        """Hang up all that is kept to `origin`."""
+        for connection in list(self._by_origin.get(origin, ())):
+            self._remove(origin, connection)
+            connection.abort()
+
     def close(self) -> None:
         """Hang up all that is kept."""
-        for origin, connections in list(self._by_origin.items()):
-            for connection in list(connections):
-                self._remove(origin, connection)
-                connection.abort()
+        for origin in list(self._by_origin):
+            self.forget(origin)
 
     def _remove(self, origin: Origin, connection: Connection) -> None:
         connection.on_closed = None

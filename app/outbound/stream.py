@@ -87,8 +87,14 @@ class OutboundStream:
                 if not self.is_replayable:
                     raise
                 self.was_sent = False
+                # All others have been idle for longer.
+                self.pool.forget(self.url.origin)
         fresh = await self.dialer.connect(self.url)
-        await self._send(fresh)
+        try:
+            await self._send(fresh)
+        except ConnectionDropped as dropped:
+            dropped.was_sent_twice = kept is not None
+            raise
         return fresh
 
     def _send(self, connection: Connection) -> Coroutine[None, None, None]:

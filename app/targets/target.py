@@ -97,8 +97,15 @@ class Target:
         return text if token is None else text.replace(token, HIDDEN)
 
     def request(
-        self, method: str, path: str, content: bytes = b"", idle_seconds: float | None = None
+        self,
+        method: str,
+        path: str,
+        content: bytes = b"",
+        idle_seconds: float | None = None,
+        *,
+        replayable: bool = True,
     ) -> AbstractAsyncContextManager[OutboundStream]:
+        """Asked twice, a target only answers twice; but whoever counts how often it is asked may say no."""
         headers = {"content-type": "application/json"} if content else {}
         if self.config.token is not None:
             headers["authorization"] = f"Bearer {self.config.token}"
@@ -108,8 +115,7 @@ class Target:
             headers=headers,
             content=content,
             idle_seconds=self._idle_seconds if idle_seconds is None else idle_seconds,
-            # Asked twice, a target only answers twice.
-            replayable=True,
+            replayable=replayable,
         )
 
     @property

@@ -260,3 +260,23 @@ async def test_a_request_is_sent_again_only_if_it_may_be(replayable: bool, make_
             with pytest.raises(ConnectionDropped):
                 await post(client)
         assert len(receiver.requests) == (3 if replayable else 2)
+
+
+async def test_whoever_asked_twice_in_vain_is_told_so(make_client: MakeClient) -> None:
+    async def script(visit: Visit) -> None:
+        await visit.read_request()
+        if visit.receiver.accepted == 1:
+            await visit.send(OK)
+            await visit.read_request()  # and hangs up
+
+    async with Receiver(script) as receiver:
+        client = make_client()
+        twice = []
+        async with client.stream("GET", receiver.url, idle_seconds=5) as answer:
+            assert await answer.read(10) == b"ok"
+        for _ in range(2):
+            with pytest.raises(ConnectionDropped) as dropped:
+                await client.stream("GET", receiver.url, idle_seconds=5).__aenter__()
+            twice.append(dropped.value.was_sent_twice)
+        assert twice == [True, False]
+        assert len(receiver.requests) == 4
