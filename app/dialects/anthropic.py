@@ -16,7 +16,7 @@ from app.dialects.anthropic_requests import (
 from app.dialects.neutral import Part, Request
 from app.dialects.neutral_frames import NeutralDialect
 from app.dialects.protocol import Body, StreamEncoder, check_model
-from app.dialects.shapes import Frame, Kind, UntranslatableRequest, as_dict, as_text
+from app.dialects.shapes import Frame, Kind, UntranslatableRequest, as_dict, as_list, as_text
 from app.errors import InvalidRequest
 
 _ERROR_TYPES = {
@@ -96,7 +96,13 @@ class Anthropic(NeutralDialect):
 
     def identified(self, kind: Kind, response: Frame, answer_id: str, asked: Mapping[str, Any]) -> Frame:
         is_silent = omits_thinking(as_dict(asked.get("thinking")))
-        return whole_message(as_text(asked.get("model")), answer_id, response, omits_thinking=is_silent)
+        return whole_message(
+            as_text(asked.get("model")),
+            answer_id,
+            response,
+            omits_thinking=is_silent,
+            stop_sequences=as_list(asked.get("stop_sequences")),
+        )
 
     def error(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> Frame:
         fallback = "invalid_request_error" if 400 <= status < 500 else "api_error"

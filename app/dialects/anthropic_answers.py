@@ -4,7 +4,7 @@ Both are made of the same neutral pieces by the same rules, so that a stream add
 said in one go and of one kind is one block, and each call of a tool is one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,8 +19,7 @@ from app.dialects.usage import Usage, tokens
 # Nothing is signed here: a thought that comes back is believed.
 UNSIGNED = ""
 
-# From the words of targets to Anthropic's, and back for readers who speak another dialect. That a stop
-# sequence struck no target tells: it ends the turn like any other word.
+# From the words of targets to Anthropic's, and back for readers who speak another dialect.
 _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 _REASONS = {"max_tokens": "length", "refusal": "content_filter", "tool_use": "tool_calls"}
 
@@ -29,7 +28,14 @@ def message_id(answer_id: str) -> str:
     return f"msg_{answer_id}"
 
 
-def message(model: str, answer_id: str, content: list[Frame], stop_reason: str | None, usage: Frame) -> Frame:
+def message(
+    model: str,
+    answer_id: str,
+    content: list[Frame],
+    stop_reason: str | None,
+    usage: Frame,
+    stop_sequence: str | None = None,
+) -> Frame:
     return {
         "id": message_id(answer_id),
         "type": "message",
@@ -37,12 +43,14 @@ def message(model: str, answer_id: str, content: list[Frame], stop_reason: str |
         "model": model,
         "content": content,
         "stop_reason": stop_reason,
-        "stop_sequence": None,
+        "stop_sequence": stop_sequence,
         "usage": usage,
     }
 
 
-def whole_message(model: str, answer_id: str, said: Frame, *, omits_thinking: bool) -> Frame:
+def whole_message(
+    model: str, answer_id: str, said: Frame, *, omits_thinking: bool, stop_sequences: Sequence[str] = ()
+) -> Frame:
     """From what a NeutralFold has gathered."""
     blocks = Blocks(answer_id)
     content: list[Frame] = []
@@ -56,8 +64,12 @@ def whole_message(model: str, answer_id: str, said: Frame, *, omits_thinking: bo
             content.append(blocks.of_call(as_dict(piece.get("call"))))
     end = as_dict(said.get("end"))
     used = as_dict(end.get("usage"))
-    reason = _stop_reason(as_text(end.get("reason")), calls=blocks.calls > 0)
     usage = usage_of(as_count(used.get("prompt_tokens")), as_count(used.get("completion_tokens")))
+    # Only some targets tell; with the others it ends the turn like any other word.
+    struck = end.get("stop")
+    if struck in stop_sequences and end.get("reason") == "stop":
+        return message(model, answer_id, content, "stop_sequence", usage, struck)
+    reason = _stop_reason(as_text(end.get("reason")), calls=blocks.calls > 0)
     return message(model, answer_id, content, reason, usage)
 
 

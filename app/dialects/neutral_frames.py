@@ -4,7 +4,8 @@ No target speaks these dialects. What their log keeps is what was said, and no m
 
     {"text": …}, {"thinking": …}, {"tool_calls": [{"id", "name", "arguments"}]}, {"logprobs": […]}
 
-any of them in one frame, and at the end {"end": {"reason", "usage"}}. A StreamEncoder makes a reader's events
+any of them in one frame, and at the end {"end": {"reason", "usage"}}, with the "stop" sequence that struck
+where the target tells. A StreamEncoder makes a reader's events
 of them: always the same ones from the same frames, so that a reader can go on behind any event, on any
 replica. For that each frame stays one part of the log, also when it is nothing but text.
 """
@@ -21,6 +22,8 @@ from app.dialects.toolcalls import arguments_text
 from app.dialects.usage import Usage, tokens
 
 _LAST = frozenset({"end", "result"})
+# By which sequence an answer was stopped, in the words of vLLM and of SGLang.
+_STRUCK = ("stop_reason", "matched_stop")
 
 
 def frame_of(delta: Delta) -> Frame:
@@ -87,7 +90,9 @@ class NeutralWriter(AnswerWriter):
         return [frame] if frame else []
 
     def end(self, end: End, at: datetime) -> list[Frame]:
-        return [{"end": {"reason": end.reason, "usage": end.usage}}]
+        struck = [end.extras[name] for name in _STRUCK if isinstance(end.extras.get(name), str)]
+        stop = {"stop": struck[0]} if struck else {}
+        return [{"end": {"reason": end.reason, "usage": end.usage, **stop}}]
 
     def say(self, part: Part, at: datetime) -> Frame:
         return {"text": part} if isinstance(part, str) else part

@@ -171,7 +171,7 @@ def test_pictures_and_system_blocks_get_there(client: anthropic.Anthropic, fake:
 def test_an_answer_ends_at_a_stop_sequence_or_at_its_limit(client: anthropic.Anthropic) -> None:
     asked: dict[str, Any] = {"model": "llama3.2", "messages": HELLO}
     stopped = client.messages.create(max_tokens=99, stop_sequences=["Hello"], **asked)
-    # No target tells which one struck.
+    # Ollama does not tell which one struck.
     assert (text_of(stopped), stopped.stop_reason, stopped.stop_sequence) == ("You said: ", "end_turn", None)
     limited = client.messages.create(max_tokens=2, **asked)
     assert (text_of(limited), limited.stop_reason) == ("You said:", "max_tokens")

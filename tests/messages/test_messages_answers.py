@@ -141,6 +141,30 @@ def test_how_it_ended(reason: str, stop_reason: str) -> None:
     assert whole(neutral(said(content="x"), done(reason)))["stop_reason"] == stop_reason
 
 
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        ({"stop_reason": "END"}, ("stop_sequence", "END")),
+        ({"matched_stop": "END"}, ("stop_sequence", "END")),
+        # A token of the model's own, or a word that the caller did not ask for.
+        ({"stop_reason": 128009}, ("end_turn", None)),
+        ({"matched_stop": "</s>"}, ("end_turn", None)),
+        ({"stop_reason": None}, ("end_turn", None)),
+        ({"finish_reason": "length", "stop_reason": "END"}, ("max_tokens", None)),
+    ],
+)
+def test_which_stop_sequence_struck_is_told_where_the_target_does(
+    told: Frame, expected: tuple[str, str | None]
+) -> None:
+    chunks = [{"choices": [{"index": 0, "delta": {"content": word}, "stop_reason": None}]} for word in "ab"]
+    last = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop", **told}]}
+    frames = neutral(*chunks, last, source="openai")
+    answer = whole(frames, stop_sequences=["STOP", "END"])
+    assert (answer["stop_reason"], answer["stop_sequence"]) == expected
+    assert summed_up(events(frames, stop_sequences=["STOP", "END"])) == answer
+    assert whole(frames)["stop_sequence"] is None
+
+
 def test_thoughts_and_calls_are_blocks_of_their_own() -> None:
     frames = neutral(
         said(thinking="Hm, "),
