@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from app.dialects.neutral import ToolCall
-from app.dialects.neutral_frames import NeutralWriter
+from app.dialects.neutral_frames import NeutralWriter, with_extras
 from app.dialects.protocol import StreamEncoder
 from app.dialects.shapes import Frame, as_count, as_dict, as_frames, as_text
 from app.dialects.toolcalls import parsed_arguments, unreadable_call_text
@@ -22,6 +22,10 @@ UNSIGNED = ""
 # From the words of targets to Anthropic's, and back for readers who speak another dialect.
 _STOP_REASONS = {"length": "max_tokens", "content_filter": "refusal"}
 _REASONS = {"max_tokens": "length", "refusal": "content_filter", "tool_use": "tool_calls"}
+# By which sequence an answer was stopped, in the words of vLLM and of SGLang.
+_STRUCK = ("stop_reason", "matched_stop")
+# What the events of a stream have told of a message before its last one.
+_SAID_BEFORE = frozenset({"id", "type", "role", "model", "content", "usage"})
 
 
 def message_id(answer_id: str) -> str:
@@ -66,11 +70,13 @@ def whole_message(
     used = as_dict(end.get("usage"))
     usage = usage_of(as_count(used.get("prompt_tokens")), as_count(used.get("completion_tokens")))
     # Only some targets tell; with the others it ends the turn like any other word.
-    struck = end.get("stop")
-    if struck in stop_sequences and end.get("reason") == "stop":
-        return message(model, answer_id, content, "stop_sequence", usage, struck)
-    reason = _stop_reason(as_text(end.get("reason")), calls=blocks.calls > 0)
-    return message(model, answer_id, content, reason, usage)
+    extras = as_dict(end.get("extras"))
+    struck = [extras[name] for name in _STRUCK if extras.get(name) in stop_sequences]
+    if struck and end.get("reason") == "stop":
+        reason, sequence = "stop_sequence", struck[0]
+    else:
+        reason, sequence = _stop_reason(as_text(end.get("reason")), calls=blocks.calls > 0), None
+    return with_extras(message(model, answer_id, content, reason, usage, sequence), end)
 
 
 def usage_of(read: int, written: int) -> Frame:
@@ -215,7 +221,7 @@ class AnthropicEncoder(StreamEncoder):
         yield from self._close()
 
     def _last(self, result: Frame) -> Frame:
-        how = {name: result.get(name) for name in ("stop_reason", "stop_sequence")}
+        how = {name: value for name, value in result.items() if name not in _SAID_BEFORE}
         return {"type": "message_delta", "delta": how, "usage": as_dict(result.get("usage"))}
 
 

@@ -4,8 +4,8 @@ No target speaks these dialects. What their log keeps is what was said, and no m
 
     {"text": …}, {"thinking": …}, {"tool_calls": [{"id", "name", "arguments"}]}, {"logprobs": […]}
 
-any of them in one frame, and at the end {"end": {"reason", "usage"}}, with the "stop" sequence that struck
-where the target tells. A StreamEncoder makes a reader's events
+any of them in one frame, and at the end {"end": {"reason", "usage", "extras"}}, where extras is what else
+the target said of the answer as a whole. A StreamEncoder makes a reader's events
 of them: always the same ones from the same frames, so that a reader can go on behind any event, on any
 replica. For that each frame stays one part of the log, also when it is nothing but text.
 """
@@ -17,13 +17,11 @@ from typing import Any
 
 from app.dialects.neutral import Delta, End, Part, ToolCall
 from app.dialects.protocol import AnswerReader, AnswerWriter, Dialect, Fold
-from app.dialects.shapes import Frame, Kind, as_dict, as_frames, as_list, as_text
+from app.dialects.shapes import Frame, Kind, as_dict, as_frames, as_list, as_text, without_nulls
 from app.dialects.toolcalls import arguments_text
 from app.dialects.usage import Usage, tokens
 
 _LAST = frozenset({"end", "result"})
-# By which sequence an answer was stopped, in the words of vLLM and of SGLang.
-_STRUCK = ("stop_reason", "matched_stop")
 
 
 def frame_of(delta: Delta) -> Frame:
@@ -70,6 +68,11 @@ class NeutralReader(AnswerReader):
         return usage_of(as_dict((self._end or {}).get("usage")))
 
 
+def with_extras(answer: Frame, end: Frame) -> Frame:
+    """What has no counterpart here is kept beside what has, under its own name."""
+    return {**as_dict(end.get("extras")), **answer}
+
+
 def usage_of(said: Mapping[str, Any]) -> Usage:
     return Usage(
         prompt_tokens=tokens(said.get("prompt_tokens")),
@@ -90,9 +93,7 @@ class NeutralWriter(AnswerWriter):
         return [frame] if frame else []
 
     def end(self, end: End, at: datetime) -> list[Frame]:
-        struck = [end.extras[name] for name in _STRUCK if isinstance(end.extras.get(name), str)]
-        stop = {"stop": struck[0]} if struck else {}
-        return [{"end": {"reason": end.reason, "usage": end.usage, **stop}}]
+        return [{"end": {"reason": end.reason, "usage": end.usage, "extras": without_nulls(end.extras)}}]
 
     def say(self, part: Part, at: datetime) -> Frame:
         return {"text": part} if isinstance(part, str) else part

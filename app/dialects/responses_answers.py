@@ -12,7 +12,7 @@ from ulid import ULID
 
 from app.dialects.framing import SSE_KEEP_ALIVE
 from app.dialects.neutral import ToolCall
-from app.dialects.neutral_frames import NeutralFold, NeutralWriter, usage_of
+from app.dialects.neutral_frames import NeutralFold, NeutralWriter, usage_of, with_extras
 from app.dialects.protocol import Dialect, StreamEncoder
 from app.dialects.responses_request import DEFAULT_TEMPERATURE, DEFAULT_TOP_P
 from app.dialects.shapes import Frame, Kind, as_dict, as_frames, as_list, as_text, without_nulls
@@ -218,7 +218,8 @@ def whole_response(asked: Echoed, answer_id: str, folded: Frame) -> Frame:
         output.append(_item(wordings[what], answer_id, index, [part], ended))
     details = None if reason is None else {"reason": reason}
     usage = _usage(usage_of(as_dict(end.get("usage"))))
-    return response(asked, answer_id, status, output=output, incomplete_details=details, usage=usage)
+    told = response(asked, answer_id, status, output=output, incomplete_details=details, usage=usage)
+    return with_extras(told, end)
 
 
 def _usage(usage: Usage) -> Frame:

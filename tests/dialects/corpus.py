@@ -256,7 +256,15 @@ def _broken(path: str) -> list[Case]:
 
 
 def responses() -> list[Case]:
+    return _responses(_ANSWERABLE)
+
+
+def streamed_responses() -> list[Case]:
+    return _responses(
+        {f"{name}, streamed": {**fields, "stream": True} for name, fields in _ANSWERABLE.items()}
+    )
+
+
+def _responses(made: dict[str, dict[str, Any]]) -> list[Case]:
     sure = {"model": MODEL, "max_output_tokens": 4, "temperature": 0}
-    return [
-        Case(f"{RESPONSES} {name}", RESPONSES, {**sure, **fields}) for name, fields in _ANSWERABLE.items()
-    ]
+    return [Case(f"{RESPONSES} {name}", RESPONSES, {**sure, **fields}) for name, fields in made.items()]

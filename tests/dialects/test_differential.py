@@ -96,9 +96,45 @@ def test_responses_say_what_those_of_the_target_do(foreman: Server, llama: Llama
             if case.name == f"{corpus.RESPONSES} a schema":
                 # Of which llama.cpp takes no notice in responses; the chat that Foreman makes of it does.
                 assert gist(direct)["items"] != gist(through)["items"]
-                assert counts(direct) == counts(through)
+                assert counts(direct.said[0]) == counts(through.said[0])
             else:
                 assert gist(through) == gist(direct), case.name
+
+
+# What Foreman says otherwise of the same response, streamed.
+CUT_OFF = "llama.cpp calls complete what was cut off at max_output_tokens; OpenAI calls it incomplete"
+TOLD_OTHERWISE = {
+    "cached_tokens": "what a target had cached is not counted",
+    "status": CUT_OFF,
+    "type": CUT_OFF,
+}
+
+
+def test_streamed_responses_have_every_event_and_every_field_of_the_targets(
+    foreman: Server, llama: LlamaServer
+) -> None:
+    found, otherwise = [], set()
+    with httpx.Client(timeout=120) as client:
+        for case in corpus.streamed_responses():
+            direct, through = ask(client, llama.url, case), ask(client, foreman.url, case)
+            if case.name == f"{corpus.RESPONSES} a schema, streamed":
+                assert counts(direct.said[-1]["response"]) == counts(through.said[-1]["response"])
+                continue
+            assert len(direct.said) == len(through.said) > 8, case.name
+            assert [each["sequence_number"] for each in through.said] == list(range(len(through.said)))
+            # The target says it beside the response, and Foreman within.
+            timings = direct.said[-1].pop("timings")
+            assert timings.keys() == through.said[-1]["response"]["timings"].keys()
+            for path, theirs, ours in compared("", direct.said, through.said):
+                name = path.rpartition(".")[2]
+                if theirs == MISSING:
+                    continue
+                otherwise.add(name)
+                is_cut_off = str(theirs).replace("completed", "incomplete") == ours
+                if not (is_cut_off if TOLD_OTHERWISE.get(name) == CUT_OFF else name in TOLD_OTHERWISE):
+                    found.append(f"{case.name}: {path}: {theirs!r} became {ours!r}")
+    assert not found, "\n".join([f"{len(found)} differences", *found[:60]])
+    assert otherwise == TOLD_OTHERWISE.keys()
 
 
 def test_whoever_attaches_gets_the_same_chunks_from_any_place(foreman: Server) -> None:
@@ -142,7 +178,8 @@ def text_of(told: list[tuple[str, Any]]) -> str:
 
 
 def test_the_corpus_is_large_and_no_request_stands_there_twice() -> None:
-    cases = [*corpus.chats(), *corpus.completions(), *corpus.embeddings(), *corpus.responses()]
+    cases = [*corpus.chats(), *corpus.completions(), *corpus.embeddings()]
+    cases += [*corpus.responses(), *corpus.streamed_responses()]
     assert len({case.name for case in cases}) == len(cases) >= 150
     assert len({f"{case.path}{case.body!r}" for case in cases}) == len(cases)
 
@@ -199,10 +236,10 @@ def compared(path: str, theirs: Any, ours: Any) -> Iterator[tuple[str, Any, Any]
 
 def is_id_or_time(path: str, value: Any) -> bool:
     name = path.rpartition(".")[2]
-    if name == "id":
+    if name in {"id", "item_id"}:
         # That of a token is a number, and stays what it is.
         return isinstance(value, str)
-    return name == "created" or name.endswith(DURATIONS)
+    return name in {"created", "created_at", "completed_at"} or name.endswith(DURATIONS)
 
 
 def gist(answer: Answer) -> dict[str, Any]:
@@ -212,9 +249,9 @@ def gist(answer: Answer) -> dict[str, Any]:
         for item in whole["output"]
     ]
     told = {"status": answer.status, "object": whole["object"], "model": whole["model"]}
-    return {**told, "items": items, "counts": counts(answer)}
+    return {**told, "items": items, "counts": counts(whole)}
 
 
-def counts(answer: Answer) -> dict[str, int]:
-    usage = answer.said[0]["usage"]
+def counts(response: Any) -> dict[str, int]:
+    usage = response["usage"]
     return {name: usage[name] for name in ("input_tokens", "output_tokens", "total_tokens")}

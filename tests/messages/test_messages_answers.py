@@ -165,6 +165,20 @@ def test_which_stop_sequence_struck_is_told_where_the_target_does(
     assert whole(frames)["stop_sequence"] is None
 
 
+def test_what_else_the_target_said_stands_beside_under_its_own_name() -> None:
+    last = {
+        "choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}],
+        "timings": {"predicted_n": 1},
+        "citations": ["a"],
+        "type": "not ours",
+    }
+    frames = neutral(last, source="openai")
+    answer = whole(frames)
+    assert (answer["timings"], answer["citations"]) == ({"predicted_n": 1}, ["a"])
+    assert (answer["type"], answer["stop_reason"]) == ("message", "end_turn")
+    assert summed_up(events(frames)) == answer
+
+
 def test_thoughts_and_calls_are_blocks_of_their_own() -> None:
     frames = neutral(
         said(thinking="Hm, "),
