@@ -83,6 +83,9 @@ class End(msgspec.Struct, gc=False):
     calls: list[ToolCall] = []
     # What else the source said of the answer as a whole, under its own names.
     extras: Frame = {}
+    # How many of the tokens read came from the source's cache, and how many of those written were thoughts.
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 # Output as a job's log keeps it. Plain text is a string, whatever the dialect: that is nearly all of nearly

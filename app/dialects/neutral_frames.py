@@ -4,8 +4,8 @@ No target speaks these dialects. What their log keeps is what was said, and no m
 
     {"text": …}, {"thinking": …}, {"tool_calls": [{"id", "name", "arguments"}]}, {"logprobs": […]}
 
-any of them in one frame, and at the end {"end": {"reason", "usage", "extras"}}, where extras is what else
-the target said of the answer as a whole. A StreamEncoder makes a reader's events
+any of them in one frame, and at the end {"end": {"reason", "usage", "details", "extras"}}: details of the
+usage, and what else the target said of the answer as a whole. A StreamEncoder makes a reader's events
 of them: always the same ones from the same frames, so that a reader can go on behind any event, on any
 replica. For that each frame stays one part of the log, also when it is nothing but text.
 """
@@ -93,7 +93,9 @@ class NeutralWriter(AnswerWriter):
         return [frame] if frame else []
 
     def end(self, end: End, at: datetime) -> list[Frame]:
-        return [{"end": {"reason": end.reason, "usage": end.usage, "extras": without_nulls(end.extras)}}]
+        details = {"cached_tokens": end.cached_tokens, "reasoning_tokens": end.reasoning_tokens}
+        extras = without_nulls(end.extras)
+        return [{"end": {"reason": end.reason, "usage": end.usage, "details": details, "extras": extras}}]
 
     def say(self, part: Part, at: datetime) -> Frame:
         return {"text": part} if isinstance(part, str) else part

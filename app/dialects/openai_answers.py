@@ -214,8 +214,17 @@ class OpenAIReader(AnswerReader):
         return Delta(text, thinking, logprobs=_read_logprobs(as_dict(choice.get("logprobs"))))
 
     def end(self) -> End | None:
-        reason = self._reasons.get(0)
-        return End(as_text(reason), self.usage(), self._calls.calls(), self._extras) if reason else None
+        reason, counts = self._reasons.get(0), self._figures.get("usage", {})
+        if not reason:
+            return None
+        return End(
+            as_text(reason),
+            self.usage(),
+            self._calls.calls(),
+            self._extras,
+            cached_tokens=tokens(as_dict(counts.get("prompt_tokens_details")).get("cached_tokens")),
+            reasoning_tokens=tokens(as_dict(counts.get("completion_tokens_details")).get("reasoning_tokens")),
+        )
 
     def usage(self) -> Usage:
         """Until the first output, and from there to the last."""

@@ -15,7 +15,7 @@ from app.dialects.neutral import ToolCall
 from app.dialects.neutral_frames import NeutralFold, NeutralWriter, usage_of, with_extras
 from app.dialects.protocol import Dialect, StreamEncoder
 from app.dialects.responses_request import DEFAULT_TEMPERATURE, DEFAULT_TOP_P
-from app.dialects.shapes import Frame, Kind, as_dict, as_frames, as_list, as_text, without_nulls
+from app.dialects.shapes import Frame, Kind, as_count, as_dict, as_frames, as_list, as_text, without_nulls
 from app.dialects.usage import Usage
 
 RESPONSE_PREFIX = "resp_"
@@ -217,19 +217,20 @@ def whole_response(asked: Echoed, answer_id: str, folded: Frame) -> Frame:
         part = _part(wordings[what], piece[what], piece.get("logprobs", []))
         output.append(_item(wordings[what], answer_id, index, [part], ended))
     details = None if reason is None else {"reason": reason}
-    usage = _usage(usage_of(as_dict(end.get("usage"))))
+    usage = _usage(usage_of(as_dict(end.get("usage"))), as_dict(end.get("details")))
     told = response(asked, answer_id, status, output=output, incomplete_details=details, usage=usage)
     return with_extras(told, end)
 
 
-def _usage(usage: Usage) -> Frame:
-    """Targets do not tell how much of it was cached, or thought."""
+def _usage(usage: Usage, details: Frame) -> Frame:
+    """Not all targets tell how much of it was cached, or thought."""
+    cached, thought = as_count(details.get("cached_tokens")), as_count(details.get("reasoning_tokens"))
     prompt, completion = usage["prompt_tokens"], usage["completion_tokens"]
     return {
         "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
         "output_tokens": completion,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": thought},
         "total_tokens": prompt + completion,
     }
 

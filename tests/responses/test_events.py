@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import Response
 
-from app.dialects import DIALECTS
+from app.dialects import DIALECTS, TARGET_DIALECTS
 from app.dialects.responses_answers import ResponseEvents
+from app.dialects.translate import ResponseTranslator
 from app.dialects.usage import Usage
 
 RESPONSES = DIALECTS["responses"]
@@ -194,3 +195,27 @@ def test_a_reader_of_an_earlier_run_hears_of_the_failure_of_the_last() -> None:
     events = ResponseEvents(RESPONSES, json.dumps(payload()), ID, 20)
     [failed] = events_of(events.error(RESPONSES.error(500, "Oh no", code="target_error")))
     assert (failed["type"], failed["sequence_number"]) == ("response.failed", 21)
+
+
+def test_what_a_target_tells_beyond_its_words_is_in_the_response() -> None:
+    counts = {
+        "prompt_tokens": 9,
+        "completion_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 8},
+        "completion_tokens_details": {"reasoning_tokens": 6, "audio_tokens": None},
+    }
+    last = {
+        "choices": [{"index": 0, "delta": {"content": "x"}, "finish_reason": "stop"}],
+        "usage": counts,
+        "citations": ["a"],
+        "status": "what only Foreman may say",
+    }
+    translator = ResponseTranslator("chat", TARGET_DIALECTS["openai"], RESPONSES, "m", ID, AT)
+    fold = RESPONSES.fold("chat")
+    for frame in [*translator.feed(last, AT), *translator.finish(AT)]:
+        fold.feed(frame)
+    whole = RESPONSES.identified("chat", fold.response(), ID, payload())
+    assert (whole["citations"], whole["status"]) == (["a"], "completed")
+    assert whole["usage"]["input_tokens_details"]["cached_tokens"] == 8
+    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == 6
+    assert Response.model_validate(whole).usage is not None
